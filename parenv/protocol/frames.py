@@ -1,4 +1,4 @@
-"""Messages to frames and back: a fixed header, typed fields as JSON, raw buffers behind it."""
+"""Encoding of messages as frames: a fixed header, typed fields as JSON, then raw buffers."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _HEADER = struct.Struct("!4sHHII")
 HEADER_BYTES = _HEADER.size
 _TYPES = {"int": int, "str": str, "bytes": bytes, "memoryview": memoryview}
 _FOR_USERS = (Reply, SideData, Failure)
-"""Arrays in these are given to users, who may write to them."""
+"""Users get arrays of these messages, and may write to them."""
 _kinds: list[type[Any]] = []
 _index: dict[type[Any], int] = {}
 _fields: dict[type[Any], tuple[tuple[str, type | None, Form], ...]] = {}
 
 
 class Sender(NamedTuple):
-    """Which process a message is from or for: the worker's index and how often it has been started."""
+    """Sender or receiver of a message: the index of the worker, and the number of its restarts."""
 
     worker: int
     generation: int
 
 
 def register(kinds: Sequence[type[Any]]) -> None:
-    """Have messages of these kinds, dataclasses, go into frames: numbered on from those that do already."""
+    """Add classes of messages, with the next numbers in frames."""
     for kind in kinds:
         _index[kind] = len(_kinds)
         _kinds.append(kind)
@@ -44,7 +44,7 @@ register(KINDS)
 
 
 def to_frames(sender: Sender, message: object) -> list[Buffer]:
-    """Encode a message: the header with the JSON behind it, then the raw buffers."""
+    """Encode a message: the header and the JSON in one frame, then the raw buffers."""
     kind = type(message)
     header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, _index[kind], *sender)
     text, buffers = pack([getattr(message, name) for name, _, _ in _fields[kind]])

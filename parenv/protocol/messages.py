@@ -1,7 +1,8 @@
-"""The words of the protocol, as frozen messages, and who may say which when.
+"""Messages between driver and workers, and the transitions of their conversation.
 
-They are small: arrays stay in shared memory, a message names a slot. Bytes fields hold cloudpickle and go from driver
-to worker only. What comes from a worker is plain data.
+Messages are small: arrays stay in shared memory, and a message names a slot. Bytes fields hold cloudpickle and go from
+driver to worker only. Workers send plain data. If a worker is on another machine, its fields must have the forms in
+their metadata, see :mod:`parenv.protocol.forms`.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from typing import Any, get_args
 from parenv.protocol.forms import between, of, shown, shown_data
 
 MAX_ENVS = 1 << 20
-"""Most sub-environments of one worker."""
+"""Maximum number of sub-environments of one worker."""
 RECORDS = [(int, shown, shown)]
-"""The form of env_ids, each with two texts."""
+"""Form of a list of env_ids with two texts each."""
 _SPACES = ([object], [int])
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Worker: the sub-environments exist, and rollouts can be collected.
+    """Worker: the sub-environments exist, and rollouts can be collected. Only worker 0 fills the last three fields.
 
     Args:
-        spaces: described observation and action space.
-        num_envs: sub-environments in this worker.
-        extras: ``[name, shape, dtype, postprocessed]`` of every extra that policy and postprocess return; empty from
-            all workers but the first. Where policies have names, what each adds to the rows of which agents.
-        carry: ``[path, shape, dtype]`` of every leaf of the policy's carry, likewise.
-        infos: ``[name, shape, dtype, acted_on]`` of every info that the user named, likewise.
+        spaces: Descriptions of the observation space and the action space.
+        num_envs: Number of sub-environments in the worker.
+        extras: ``[name, shape, dtype, postprocessed]`` of every extra that the policy and postprocess return. If
+            policies have names: by policy, the extras and the carry that it adds to a group of agents.
+        carry: ``[path, shape, dtype]`` of every leaf of the policy's carry.
+        infos: ``[name, shape, dtype, acted_on]`` of every info that the user named.
     """
 
     spaces: Any = field(metadata=of((object, object)))
@@ -44,11 +45,11 @@ class StepReady:
     """Worker: the sub-environments exist, and can be stepped.
 
     Args:
-        spaces: by name, described spaces of the sub-environments, equal ones said once, and which of them each has.
-        num_envs: sub-environments in this worker.
-        metadata: of the first one.
-        render_mode: likewise, or ``None``.
-        generators: with which its spaces are sampled.
+        spaces: By name, descriptions of the distinct spaces, and the index of each sub-environment's space.
+        num_envs: Number of sub-environments in the worker.
+        metadata: Metadata of the first sub-environment.
+        render_mode: Render mode of the first sub-environment, or ``None``.
+        generators: Random generators of its spaces.
     """
 
     spaces: Any = field(metadata=of({"observation_space": _SPACES, "action_space": _SPACES}))
@@ -60,22 +61,22 @@ class StepReady:
 
 @dataclass(frozen=True)
 class Layout:
-    """Driver: where everything lies in shared memory.
+    """Driver: the layout of the shared memory.
 
     Args:
-        slots_offset: where the rollout slots begin, in bytes.
-        slot_bytes: distance between two slots.
-        slot_envs: sub-environments per slot, ``B`` or ``num_envs``.
-        slot_workers: workers that write into one slot.
-        first_column: this worker's first column in a slot.
-        position: of this worker among those that write into one slot.
-        first_env_id: the env_id of that column.
-        extras: as the first worker said.
-        carry: likewise.
-        infos: likewise.
-        device: where a part of every slot lies in memory of its own, such as ``"cuda:0"``; empty: nowhere.
-        device_memory: by which that is opened.
-        device_slot_bytes: distance between two slots there.
+        slots_offset: Offset of the rollout slots, in bytes.
+        slot_bytes: Distance between two slots.
+        slot_envs: Number of sub-environments per slot, ``B`` or ``num_envs``.
+        slot_workers: Number of workers that write into one slot.
+        first_column: First column of this worker in a slot.
+        position: Index of this worker among those that write into one slot.
+        first_env_id: The env_id of the first column.
+        extras: Extras from the ``Ready`` of worker 0.
+        carry: Carry from the ``Ready`` of worker 0.
+        infos: Infos from the ``Ready`` of worker 0.
+        device: Device with a part of every slot, such as ``"cuda:0"``; empty: no device.
+        device_memory: Handle that opens the memory on the device.
+        device_slot_bytes: Distance between two slots on the device.
     """
 
     slots_offset: int
@@ -95,15 +96,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Rows:
-    """Driver: where the step buffer for stepping lies in shared memory, and which rows are yours.
+    """Driver: the layout of the step buffer.
 
     Args:
-        offset: where it begins, in bytes.
-        num_envs: its rows.
-        observations: ``[path, shape, dtype]`` of every leaf, in the order in which they lie there, whatever that of
-            your own spaces.
-        actions: likewise.
-        info_bytes: room for one info.
+        offset: Offset in shared memory, in bytes.
+        num_envs: Number of rows.
+        observations: ``[path, shape, dtype]`` of every leaf of the observations. Its order is independent of the
+            worker's own spaces.
+        actions: ``[path, shape, dtype]`` of every leaf of the actions.
+        info_bytes: Maximum size of one info.
     """
 
     offset: int
@@ -115,11 +116,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Actions:
-    """Driver: about the actions of the next steps.
+    """Driver: the form of the actions of the next steps.
 
     Args:
-        dtypes: those in which they lie on the step buffer from now on, one per leaf; ``None``: as before.
-        values: pickled ``{env_id: action}`` where they do not lie on the step buffer; empty for none.
+        dtypes: Dtypes of the actions in the step buffer from now on, one per leaf; ``None``: unchanged.
+        values: Pickled ``{env_id: action}`` of actions that do not fit into the step buffer; empty: there are none.
     """
 
     dtypes: Any
@@ -128,13 +129,13 @@ class Actions:
 
 @dataclass(frozen=True)
 class SideData:
-    """Worker: what would not go on the step buffer with the last steps.
+    """Worker: data of the last steps that do not fit into the step buffer.
 
     Args:
-        kinds: ``[number, kind]`` of infos that are written from now on.
-        infos: ``[env_id, info]``.
-        observations: ``[env_id, values]``: one value per leaf without a fixed size.
-        left_out: ``[env_id, where, what]`` of the first value in each place in infos that has no plain form.
+        kinds: ``[number, kind]`` of each new kind of infos in the step buffer.
+        infos: ``[env_id, info]`` of each info.
+        observations: ``[env_id, values]``, with one value per leaf without a fixed size.
+        left_out: ``[env_id, where, what]`` of the first value at each place in infos that is not plain data.
     """
 
     kinds: Any = field(metadata=of([(int, object)]))
@@ -145,15 +146,15 @@ class SideData:
 
 @dataclass(frozen=True)
 class Credit:
-    """Driver: you may produce one more rollout.
+    """Driver: permission to produce another rollout.
 
     Args:
-        sequence: counts the credits of one worker.
-        slot: where to write it.
-        policy_version: the version that must act.
-        weights_slot: where its weights lie.
-        snapshot: pickled settings, and the policy where it has no flat weights; empty for no settings and the policy
-            that the pool was made with. Where policies have names, a table of all, which ``weights_slot`` counts.
+        sequence: Number of the credit, for each worker.
+        slot: Slot for the rollout.
+        policy_version: Version of the policy that must act.
+        weights_slot: Place of its weights.
+        snapshot: Pickled settings, and the policy if it has no flat weights. Empty: no settings and the policy from the
+            start of the pool. If policies have names: a table of all, and ``weights_slot`` is its number.
     """
 
     sequence: int
@@ -165,14 +166,14 @@ class Credit:
 
 @dataclass(frozen=True)
 class Commit:
-    """Worker: the rollout of this credit is complete in its slot.
+    """Worker: the rollout of a credit is complete in its slot.
 
     Args:
-        sequence: that of the credit.
-        objects: values of spaces without a fixed size, which do not lie in the slot.
-        report: for gradients: samples, metrics, and, of whole episodes, their returns, lengths, seconds and env_ids.
-            Where policies have names: env steps, the count of the table, which policies still play, and metrics.
-        replaced: ``[env_id, doing, exception as text]`` of sub-environments that were replaced meanwhile.
+        sequence: Number of the credit.
+        objects: Values of spaces without a fixed size, which are not in the slot.
+        report: With gradients: number of samples, metrics, and for whole episodes their returns, lengths, seconds and
+            env_ids. If policies have names: env steps, number of the table, indices of policies in use, and metrics.
+        replaced: ``[env_id, doing, exception as text]`` of each sub-environment that was replaced.
     """
 
     sequence: int
@@ -183,17 +184,17 @@ class Commit:
 
 @dataclass(frozen=True)
 class Call:
-    """Driver: do this between two rollouts and answer; what is evaluated beside the training is answered in the end.
+    """Driver: a call to answer between two rollouts, or for an evaluation beside the training when it is done.
 
     Args:
-        sequence: counts the calls.
+        sequence: Number of the call.
         method: ``"call"``, ``"get_attr"``, ``"set_attr"``, ``"evaluate"``, ``"load"``, ``"get_state"`` or
             ``"set_state"``; of a population ``"turn"``; for stepping ``"reset"``,
             ``"call"``, ``"set_attr"`` or ``"measure"``.
-        arguments: pickled arguments of that method.
-        policy_version: the version that must be in shared memory for it, or -1.
-        weights_slot: where its weights lie, or -1.
-        asked: how many sub-environments it is about; 0 where it names none.
+        arguments: Pickled arguments of the method.
+        policy_version: Version of the policy that the call needs in shared memory, or -1.
+        weights_slot: Place of its weights, or -1.
+        asked: Number of sub-environments that the call names.
     """
 
     sequence: int
@@ -206,7 +207,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """Worker: the answer to the call of this sequence."""
+    """Worker: the answer to the call with this number."""
 
     sequence: int
     value: Any
@@ -217,15 +218,15 @@ class Failure:
     """Worker: an exception.
 
     Args:
-        call: Sequence number of the call that raised; 0 for a step of a vector env; -1 for anything else. After -1 the
-            worker only waits to be closed.
-        more: how many more failures of the same call follow.
-        env_id: the sub-environment at work, or -1.
-        doing: what was being done.
-        kind: ``[module, qualified name]`` of the exception; that of a warning is no failure, and warned of.
-        message: its text.
-        traceback: its traceback as text.
-        attributes: what it has beside its text, by name.
+        call: Number of the call that raised; 0 for a step of a vector env; -1 for anything else. After -1 the worker
+            only waits to be closed.
+        more: Number of failures of the same call that follow.
+        env_id: The sub-environment at work, or -1.
+        doing: Activity of the worker.
+        kind: ``[module, qualified name]`` of the exception. A kind of warning is reported to the user as a warning.
+        message: Text of the exception.
+        traceback: Traceback as text.
+        attributes: Other attributes of the exception, by name.
     """
 
     call: int
@@ -239,7 +240,7 @@ class Failure:
 
 
 def as_warning(text: str) -> Failure:
-    """Something that the user is to be warned of."""
+    """Return a message that the user gets as a warning."""
     return Failure(0, 0, -1, "", ["builtins", "UserWarning"], text, "")
 
 
@@ -250,11 +251,11 @@ class Close:
 
 Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | SideData | StepReady
 KINDS: tuple[type[Message], ...] = get_args(Message)
-"""In the order of the numbers that they have in frames."""
+"""Classes of messages, in the order of their numbers in frames."""
 
 
 class State(Enum):
-    """Where the conversation with one worker stands."""
+    """State of the conversation with one worker."""
 
     STARTING = "starting"
     READY = "ready"
@@ -280,4 +281,4 @@ _ALLOWED: list[tuple[State, str, tuple[type[Message], ...], State]] = [
     *((state, DRIVER, (Close,), State.CLOSING) for state in State if state is not State.CLOSING),
 ]
 TRANSITIONS = {(state, role, kind): following for state, role, kinds, following in _ALLOWED for kind in kinds}
-"""``(state, who speaks, what) -> next state``; any other triple is an error."""
+"""``(state, sender, class of message) -> next state``. Any other message is an error."""

@@ -69,7 +69,7 @@ class Exchange:
             threads=launch.threads,
             head_bytes=head_bytes,
             max_message_bytes=self._placing.max_message_bytes,
-            doorbells=int(self.step_buffers.used),
+            wake_ups=int(self.step_buffers.used),
             spawn=int(launch.spawn),
         )
 

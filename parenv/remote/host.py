@@ -257,7 +257,7 @@ class HostSession:
                 self._local.signal(sender, message.signum, bool(message.alone))
         elif isinstance(message, wire.SlotPlan):
             self._make_room(sender.worker, message)
-        elif isinstance(message, wire.RowPlan | wire.Ring) and self._rows is not None:
+        elif isinstance(message, wire.RowPlan | wire.Requests) and self._rows is not None:
             self._rows.obey(sender, message)
         elif not isinstance(message, wire.HOST_KINDS):
             if isinstance(message, Close):
@@ -272,7 +272,7 @@ class HostSession:
         self._memory.grow(welcome.head_bytes)
         self._mapping = self._memory.map()
         self._max_message_bytes = welcome.max_message_bytes
-        self._rows = HostRows(self._memory, self._local) if welcome.doorbells else None
+        self._rows = HostRows(self._memory, self._local) if welcome.wake_ups else None
         self._launch = Launch(
             memory_fd=self._memory.fd,
             job=welcome.job,

@@ -83,7 +83,7 @@ class Welcome:
         threads: Number of threads per worker.
         head_bytes: Size of the memory before the slots or the step buffer.
         max_message_bytes: Maximum size of a message to the driver.
-        doorbells: 1: workers have wake-ups and a step buffer, 0: they do not.
+        wake_ups: 1: workers have wake-ups and a step buffer, 0: they do not.
         spawn: 1: workers are fresh interpreters, 0: they are forked.
     """
 
@@ -94,7 +94,7 @@ class Welcome:
     threads: int
     head_bytes: int
     max_message_bytes: int
-    doorbells: int
+    wake_ups: int
     spawn: int = 0
 
 
@@ -158,7 +158,7 @@ class RowPlan:
     Args:
         share: Number of rows.
         memory_bytes: Size of the memory with the whole step buffer.
-        requests: Columns that are sent with every :class:`Ring`.
+        requests: Columns that are sent with every :class:`Requests`.
         answers: Columns that are sent for every answered row.
         infos: Column that is sent for every answered row with an info.
     """
@@ -171,7 +171,7 @@ class RowPlan:
 
 
 @dataclass(frozen=True)
-class Ring:
+class Requests:
     """Driver: requests to the worker, and a number for its wake-up.
 
     Args:
@@ -270,7 +270,7 @@ class Stack:
 
 Control = Join | Refuse | Welcome | Start | Signal | SlotPlan | Weights | Goodbye
 Reports = Started | Gone | Chunks | Heartbeat | Stack
-Stepping = RowPlan | Ring | Answers
+Stepping = RowPlan | Requests | Answers
 HostMessage = Control | Reports | Stepping
 HOST_KINDS: tuple[type[HostMessage], ...] = get_args(HostMessage)
 """Classes of messages, in the order of their numbers in frames."""

@@ -10,7 +10,7 @@ from parenv.memory.status_slot import StatusSlot, status_slot
 from parenv.placement.local import LocalPlacement
 from parenv.process.wake_up import WakeUp
 from parenv.protocol.frames import Sender
-from parenv.remote.host_messages import CHUNK_BYTES, Answers, Ring, RowPlan
+from parenv.remote.host_messages import CHUNK_BYTES, Answers, Requests, RowPlan
 from parenv.remote.step_buffer_transfer import WorkerRows
 
 
@@ -44,7 +44,7 @@ class HostRows:
         progress = StatusSlot(self._head, sender.worker)
         progress.said[0] = progress.has_infos[0] = 0
 
-    def obey(self, sender: Sender, message: RowPlan | Ring) -> None:
+    def obey(self, sender: Sender, message: RowPlan | Requests) -> None:
         """Allocate a worker's rows, or forward requests for them unless this process is gone.
 
         Raises:

@@ -212,7 +212,7 @@ class HostsPlacement:
                 self.wait(remaining(deadline))
             for host in list(self._hosts):
                 self._tell(host, wire.Goodbye())
-            # If the listener closed with unread messages, it would reset the connections, and the goodbye could be lost.
+            # Closing the listener with unread messages would reset the connections, and the goodbye could be lost.
             deadline = time.monotonic() + LINGER_S
             while self._hosts and remaining(deadline):
                 self.wait(remaining(deadline))

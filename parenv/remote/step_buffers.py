@@ -14,7 +14,7 @@ from parenv.memory.status_slot import status_slot
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
 from parenv.protocol.messages import SideData
-from parenv.remote.host_messages import Answers, Ring
+from parenv.remote.host_messages import Answers, Requests
 from parenv.remote.step_buffer_transfer import WorkerRows, flags_of, row_plan
 
 HOSTS = -1
@@ -98,9 +98,9 @@ class StepBuffers:
                 )
             self.rows[worker] = rows
 
-    def requests(self, worker: int, number: int) -> Ring:
+    def requests(self, worker: int, number: int) -> Requests:
         """Return the current requests to a worker, with the number for its wake-up."""
-        return Ring(number, self.rows[worker].requests())
+        return Requests(number, self.rows[worker].requests())
 
     def take(self, head: Any, worker: int, answers: Answers) -> None:
         """Write answers to the driver's step buffer, as a worker on this machine would.

@@ -24,7 +24,7 @@ from parenv.remote.host_messages import (
     Goodbye,
     Join,
     Refuse,
-    Ring,
+    Requests,
     RowPlan,
     Signal,
     Stack,
@@ -146,7 +146,7 @@ class SteppingHost(FakeHost):
             assert message.info_bytes == INFO_BYTES
             spec = StepBufferSpec(message.num_envs, leaves(OBSERVED), leaves(ACTED), message.info_bytes)
             self._rows[sender] = rows, StepBuffer(spec, memory, message.offset)
-        elif isinstance(message, Ring):
+        elif isinstance(message, Requests):
             self._rows[sender][0].write_requests(message.data)
             if message.number and self._misbehave is not None:
                 self._misbehave(self, sender, self.answers(sender))

@@ -34,7 +34,7 @@ from parenv.remote.host_messages import (
     Heartbeat,
     Join,
     Refuse,
-    Ring,
+    Requests,
     RowPlan,
     Started,
     own_versions,
@@ -169,7 +169,7 @@ class Run:
     def answers(self) -> Answers:
         """What an honest host answers to what was asked of its worker."""
         (plan,) = (message for _, _, message in self.listener.told if isinstance(message, RowPlan))
-        (ring,) = (message for _, _, message in self.listener.told if isinstance(message, Ring))
+        (ring,) = (message for _, _, message in self.listener.told if isinstance(message, Requests))
         memory = np.zeros(plan.memory_bytes, np.uint8)
         rows = WorkerRows(memory, plan)
         rows.forget()
