@@ -1,4 +1,4 @@
-"""Who plays by which policy: what ``policy_of`` is told, and what it may answer."""
+"""Assign policies to agents: the arguments of ``policy_of``, and the check of its return value."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PolicyOf = Callable[[str, "EpisodeStart"], str]
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """What is known of an episode of a sub-environment when it begins.
+    """The beginning of an episode of a sub-environment, as ``policy_of`` gets it.
 
     Args:
-        env_id: of the sub-environment.
-        number: counts its episodes, from 0, anew where its worker was restarted.
-        settings: by policy, what was published with it.
-        root: the root of all seeds, and how often the worker was restarted: of what is drawn for it.
+        env_id: env_id of the sub-environment.
+        number: Number of the episode in this sub-environment, from 0. A restart of the worker resets it to 0.
+        settings: Published settings of each policy.
+        root: Root of all seeds and generation of the worker, from which ``generator`` is seeded.
     """
 
     env_id: int
@@ -36,23 +36,23 @@ class EpisodeStart:
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """One for all agents of the episode, asked one after the other; the same in every run with the same seed."""
+        """Random generator of the episode, shared by its agents. It is the same in every run with the same seed."""
         seed, generation = self.root
         return np.random.default_rng(episode_seed(seed, self.env_id, generation, self.number))
 
 
 @dataclass(frozen=True)
 class PolicyRow:
-    """A policy that workers may be asked to act by.
+    """A policy by which workers can act.
 
     Args:
-        index: says in a rollout that it was this one.
-        of: the policy that it is a frozen version of, or itself.
-        number: of its version.
-        place: where the weights of that lie.
-        snapshot: pickled settings, and the policy where it has no module.
-        settings: what was published with it.
-        may_be_drawn: whether episodes that begin now may have it.
+        index: Index of the policy in rollouts.
+        of: Name of the policy of which it is a frozen version, or its own name.
+        number: Number of its version.
+        place: Place of the weights of the version.
+        snapshot: Pickled settings, and the policy itself if it has no module.
+        settings: Published settings.
+        may_be_drawn: Whether ``policy_of`` may return it for new episodes.
     """
 
     index: int
@@ -65,14 +65,14 @@ class PolicyRow:
 
 
 PolicyTable = Mapping[str, PolicyRow]
-"""Policies by name: those that learn, and frozen versions of them."""
+"""Policies by name: policies that learn, and frozen versions of them."""
 
 
 def drawn(policy_of: PolicyOf | None, agent: str, episode: EpisodeStart, table: PolicyTable) -> str:
-    """The policy of an agent in an episode.
+    """Return the name of the policy of an agent in an episode.
 
     Raises:
-        ConfigurationError: ``policy_of`` raised, or its answer is no name of a policy.
+        ConfigurationError: ``policy_of`` raised, or did not return the name of a policy.
     """
     if policy_of is None:
         return next(iter(table))

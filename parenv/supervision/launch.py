@@ -15,11 +15,14 @@ from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
 from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.supervision.pickling import pickled
-from parenv.worker.job import WorkerJob
-from parenv.worker.process import WORKER_ENTRY
+from parenv.worker.job import AgentsJob, Job, MemberJob, StepJob, WorkerJob
 from parenv.worker.worker import Worker
 
-PRELOAD = (WORKER_ENTRY.partition(":")[0], "gymnasium.envs.classic_control")
+PRELOAD = (
+    "parenv.worker.process",
+    *(job.prepared_by.partition(":")[0] for job in (StepJob, Job, AgentsJob, MemberJob)),
+    "gymnasium.envs.classic_control",
+)
 """Modules that the fork server imports once for all workers. Each worker would need longer to import those of CartPole
 than to make the environment."""
 
@@ -59,7 +62,7 @@ def local_launch(
         environment={**hidden, **_shared_device(), **options.environment},
         threads=options.threads,
         spawn=options.start_method == "spawn",
-        entry=WORKER_ENTRY,
+        entry=job.entry,
     )
 
 

@@ -1,1 +1,1 @@
-"""What runs in a worker: one message at a time, one rollout at a time."""
+"""Workers and their tasks."""

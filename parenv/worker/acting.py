@@ -1,4 +1,4 @@
-"""Acting: the worker's snapshot of the policy, with arrays on one side and whatever the policy likes on the other."""
+"""Act by a version of the policy: convert observations to what the policy takes, and its actions to arrays."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ NO_INFOS: Mapping[str, Any] = {}
 
 
 class Actor:
-    """A worker's snapshot of the policy. The carry is its user's to keep.
+    """A worker's version of the policy. The caller keeps the carry.
 
     Args:
-        policy: what the user gave, in a copy of this worker's own.
-        observations: leaves of the observation space.
-        actions: leaves of the action space.
-        device: where the policy acts.
-        weights: makes the reader of the flat weights for a module, or ``None`` where none will come.
-        fit: how actions must fit their space.
+        policy: Policy of the user, in a copy of this worker.
+        observations: Leaves of the observation space.
+        actions: Leaves of the action space.
+        device: Device on which the policy acts.
+        weights: Function that makes the reader of flat weights for a module. Default: no version is loaded.
+        fit: Rules for actions that do not fit their space.
 
     Attributes:
-        actions: makes actions fit.
-        infos_taken: names of infos that the policy takes.
+        actions: Converter of actions.
+        infos_taken: Names of infos that the policy takes.
     """
 
     _act: Callable[..., Any]
@@ -62,12 +62,12 @@ class Actor:
         self._settings: Mapping[str, Any] = dict(getattr(policy, "settings", {}))
 
     def load(self, place: int, snapshot: bytes) -> None:
-        """Become another version.
+        """Load another version.
 
         Args:
-            place: where its weights lie in shared memory, for a policy with a module.
-            snapshot: pickled settings, and the policy itself where it has no module; empty for no settings and the
-                policy that the worker began with.
+            place: Place of its weights in shared memory, for a policy with a module.
+            snapshot: Pickled settings, and the policy itself if it has no module. Empty: no settings, and the first
+                policy of the worker.
         """
         if self._weights is not None:
             self._weights.load(place)
@@ -79,14 +79,14 @@ class Actor:
             self._apply(settings)
 
     def settle(self, settings: Mapping[str, Any]) -> None:
-        """Have these settings beside the others."""
+        """Add these settings to the present ones."""
         if settings:
             self._settings = {**self._settings, **settings}
             self._apply(self._settings)
 
     @contextlib.contextmanager
     def deterministic(self, wanted: bool) -> Iterator[None]:
-        """Have ``settings["deterministic"]`` say so meanwhile."""
+        """Make a context in which ``settings["deterministic"]`` has this value."""
         self._apply({**self._settings, "deterministic": wanted})
         if wanted and isinstance(self._policy, TorchPolicy) and self._policy.deterministic_method is None:
             self._act = self._watched_act
@@ -97,7 +97,7 @@ class Actor:
             self._apply(self._settings)
 
     def initial_carry(self, batch: int) -> Any:
-        """The carry at the beginning of an episode; tensors of it are where the policy acts."""
+        """Return the carry at the beginning of an episode. Tensors are on the device of the policy."""
         with self._context():
             carry = self._policy.initial_carry(batch)
         return carry if self.device == "cpu" else map_trees(self._placed, carry)
@@ -108,22 +108,22 @@ class Actor:
         """Act on one batch of observations.
 
         Args:
-            rows: one array or list per leaf.
-            carry: the policy's.
-            infos: what came with the observations, arrays ``[B, ...]``; the policy gets those that it takes.
+            rows: Observations, one array or list ``[B, ...]`` per leaf.
+            carry: Carry of the policy.
+            infos: Infos of the observations, arrays ``[B, ...]``. The policy gets those that it takes.
 
         Returns:
             Actions by leaf, extras and the carry, in arrays, lists or tensors as the policy returned them.
 
         Raises:
-            PolicyOutputError: the actions are not nested as the space is.
+            PolicyOutputError: The actions are not nested like the space.
         """
         return self.act_on(self._observe(rows), carry, infos)
 
     def act_on(
         self, observations: Any, carry: Any, infos: Mapping[str, Any] = NO_INFOS
     ) -> tuple[Sequence[Any], Mapping[str, Any], Any]:
-        """As :meth:`act`, on observations as :meth:`observing` makes them."""
+        """Act on observations that :meth:`observing` has made, see :meth:`act`."""
         if infos:
             infos = {name: self._convert(value) for name, value in infos.items() if name in self.infos_taken}
         if self._policy.takes_tensors:
@@ -139,12 +139,12 @@ class Actor:
 
     @property
     def plain_act(self) -> Callable[[Any, Any], Any] | None:
-        """The policy's own ``act``, if it takes one array of numpy's for another and nothing else matters."""
+        """The ``act`` of the policy, if it maps a single numpy array to another and nothing is checked."""
         plain = self._one_action and is_single(self._observations) and not self.fit.finite
         return self._act if plain and not self._policy.takes_tensors else None
 
     def observing(self, writer: RolloutWriter) -> Callable[[int], Any]:
-        """What makes the policy's observations of a row of a rollout that is being written, given its number."""
+        """Return a function ``(step) -> observations`` for the rollout that is being written."""
         block = writer.own.get(("observations", 0))
         if self.device != "cpu" or not is_single(self._observations) or type(block) is not np.ndarray:
             return lambda step: self._observe(writer.observations[step])
@@ -157,18 +157,18 @@ class Actor:
             return torch.from_numpy(block).unbind().__getitem__
 
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
-        """A copy of the carry with the rows of these sub-environments from another one."""
+        """Return a copy of the carry with some rows of another carry."""
         rows = list(columns)
         with self._context():
             return map_trees(lambda values, others: copy_with(values, rows, others[rows]), carry, other)
 
     def own_carry(self, carry: Any) -> Any:
-        """A copy of the carry that shares no memory with a rollout slot."""
+        """Return a copy of the carry that shares no memory with a slot."""
         with self._context():
             return map_trees(copy_of, carry)
 
     def postprocess(self, function: Callable[[Any, Any], Any], rollout: Any) -> dict[str, Any]:
-        """Call the user's ``postprocess`` on a rollout of arrays; what it returned, in arrays or tensors."""
+        """Call ``postprocess`` of the user with a rollout of arrays; return arrays or tensors by name."""
         import torch
 
         with torch.no_grad():
@@ -178,7 +178,7 @@ class Actor:
         return {str(name): value for name, value in returned.items()}
 
     def _watched_act(self, observations: Any, carry: Any, **infos: Any) -> Any:
-        """Act once, and warn if that drew random numbers."""
+        """Act once, and warn if this drew random numbers."""
         policy = self._policy
         assert isinstance(policy, TorchPolicy)
         self._act, before = policy.act, _random_state_on(self.device)
@@ -204,14 +204,14 @@ class Actor:
         if self._policy.takes_tensors:
             import torch
 
-            # One for all times, of which none is within another: to make it takes as long as to enter it.
+            # One context is reused, since making it takes as long as entering it. It is never nested.
             context = torch.inference_mode()
             self._context = lambda: context
             on_cpu = is_single(self._observations) and self.device == "cpu"
             self._observe = self._observer(as_tensor if on_cpu else self._tensor)
 
     def _observer(self, convert: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
-        """What makes the policy's observations of rows by leaf."""
+        """Return a function that makes the policy's observations from rows by leaf."""
         if is_single(self._observations):
             return lambda rows: convert(rows[0])
         return lambda rows: map_trees(convert, unflatten(self._observations, rows))
@@ -225,7 +225,7 @@ class Actor:
         return value if isinstance(value, list) else self._placed(as_tensor(value))
 
     def _placed(self, value: Any) -> Any:
-        """A tensor where the policy acts; anything else as it is."""
+        """Move a tensor to the device of the policy; return anything else unchanged."""
         return value.to(self.device) if hasattr(value, "to") else value
 
 
@@ -236,10 +236,10 @@ def _random_state_on(device: str) -> Any:
 
 
 def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch: int) -> None:
-    """Check that a batch of actions, of the right shapes and dtypes, is in the action space.
+    """Check that a batch of actions with the right shapes and dtypes is in the action space.
 
     Raises:
-        PolicyOutputError: it is not.
+        PolicyOutputError: An action is not in the space.
     """
     for leaf, values in zip(of, actions, strict=True):
         if leaf.dtype is None and len(values) != batch:
@@ -255,15 +255,15 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
 
 
 def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> tuple[Extra, ...]:
-    """Shape and dtype of extras.
+    """Return shape and dtype of extras.
 
     Args:
-        arrays: each ``[*leading, ...]``.
-        leading: the dimensions that every one must begin with.
-        by: who returned them, ``"policy"`` or ``"postprocess"``.
+        arrays: Arrays ``[*leading, ...]`` by name.
+        leading: First dimensions of each array.
+        by: Source of the extras, ``"policy"`` or ``"postprocess"``.
 
     Raises:
-        PolicyOutputError: an extra does not begin with these dimensions or has no numeric dtype.
+        PolicyOutputError: An extra does not begin with these dimensions, or is not numeric.
     """
     extras = []
     for name, value in arrays.items():
@@ -278,10 +278,10 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
 
 
 def carry_of(carry: Any, batch: int) -> tuple[Leaf, ...]:
-    """The leaves of a policy's carry.
+    """Return the leaves of a policy's carry.
 
     Raises:
-        PolicyOutputError: it is something else than numeric arrays with a row for each of ``batch`` sub-environments.
+        PolicyOutputError: The carry is not made of numeric arrays with a row for each of ``batch`` sub-environments.
     """
     found = [] if carry is None else list(leaves_in(carry))
     for path, value in found:
@@ -296,7 +296,7 @@ def carry_of(carry: Any, batch: int) -> tuple[Leaf, ...]:
 
 
 def rows_as_leaves(found: Iterable[tuple[tuple[str | int, ...], Any]]) -> tuple[Leaf, ...]:
-    """The leaves of which these arrays have rows."""
+    """Return the leaves of which these arrays have rows."""
     arrays = [(path, as_array(value)) for path, value in found]
     return tuple(Leaf(path, array.shape[1:], array.dtype.str) for path, array in arrays)
 

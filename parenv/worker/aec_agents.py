@@ -1,4 +1,4 @@
-"""Collecting where agents act one after the other: the time of a row is its agent's own turns."""
+"""Collect rollouts of AEC agents, which act one after another: the steps of a row are its agent's own turns."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from parenv.worker.single import ACT
 
 
 class Pending:
-    """The turns of a group's rows whose reward is still to come: it is complete at the agent's next turn.
+    """The turns of a group's rows whose reward is not complete. It is complete at the agent's next turn.
 
     Args:
-        num_rows: of the group.
+        num_rows: Number of rows of the group.
 
     Attributes:
-        there: bool ``[R]``.
-        counts: turns of each row that are complete in this rollout, ``[R]``.
-        versions: that chose the action, where it was chosen in a rollout before, else -1.
+        is_open: Whether the row has a turn without a complete reward, bool ``[R]``.
+        counts: Number of complete turns of each row in this rollout, ``[R]``.
+        versions: Version that chose the action, if a previous rollout has it; otherwise -1. ``[R]``.
     """
 
     def __init__(self, num_rows: int) -> None:
-        self.there = np.zeros(num_rows, bool)
+        self.is_open = np.zeros(num_rows, bool)
         self.counts = np.zeros(num_rows, np.int64)
         self.versions = np.full(num_rows, -1, np.int64)
         self._rows = np.arange(num_rows)
         self._kept: dict[str, list[Any]] = {}
 
     def keep(self, writer: GroupWriter) -> tuple[list[Any], dict[str, Any]]:
-        """Keep what is not complete at the end of a rollout; observations, and infos, that the next one begins with."""
+        """Keep incomplete turns at the end of a rollout; return the first observations and infos of the next one."""
         last = np.minimum(self.counts, len(writer.policies) - 1)
         self._kept = {
             name: [block[last, self._rows] for block in writer.blocks[name]] for name in ("actions", "extras")
@@ -49,23 +49,23 @@ class Pending:
         return observed, writer.infos.seen_at(self.counts, self._rows)
 
     def get_state(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"there": self.there.copy(), "versions": self.versions.copy(), "kept": self._kept}
+        """Return the turns as plain data."""
+        return {"there": self.is_open.copy(), "versions": self.versions.copy(), "kept": self._kept}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Be what another one was that had this state."""
-        self.there[:], self.versions[:], self._kept = state["there"], state["versions"], dict(state["kept"])
+        """Restore a state of :meth:`get_state`."""
+        self.is_open[:], self.versions[:], self._kept = state["there"], state["versions"], dict(state["kept"])
 
     def put_back(self, writer: GroupWriter) -> None:
-        """Begin a rollout with it."""
+        """Begin a rollout with the kept turns."""
         self.counts[:] = 0
         for name, kept in self._kept.items():
             for block, values in zip(writer.blocks[name], kept, strict=True):
-                block[0][self.there] = values[self.there]
-        writer.first_versions[self.there] = self.versions[self.there]
+                block[0][self.is_open] = values[self.is_open]
+        writer.first_versions[self.is_open] = self.versions[self.is_open]
 
     def blank(self, writer: GroupWriter, who: Any) -> None:
-        """Leave nothing of former rollouts behind what this one has."""
+        """Clear values of earlier rollouts in the unused part of the slot."""
         steps = np.arange(len(writer.policies) + 1)[:, None]
         unused = steps >= self.counts + (who != NOBODY)
         for block in (*writer.blocks["observations"], *writer.blocks["seen"]):
@@ -74,13 +74,13 @@ class Pending:
         for block in writer.blocks["infos"]:
             block[steps[:-1] >= self.counts] = 0
         for block in (*writer.blocks["actions"], *writer.blocks["extras"]):
-            block[(steps >= self.counts + self.there)[:-1]] = 0
+            block[(steps >= self.counts + self.is_open)[:-1]] = 0
 
 
 class AECAgentsCollector(AgentsCollector):
-    """Where one agent of a sub-environment acts at a time.
+    """Sub-environments in which one agent acts at a time.
 
-    A rollout ends when a row is full. Turns whose reward is still to come then are the first of the next rollout.
+    A rollout ends when a row is full. Turns without a complete reward are the first turns of the next rollout.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -94,33 +94,35 @@ class AECAgentsCollector(AgentsCollector):
     def begin(self, seeds: Sequence[int | None]) -> None:
         """Begin an episode in every sub-environment."""
         for pending in self._pending:
-            pending.there[:] = False
+            pending.is_open[:] = False
             pending.counts[:] = 0
         super().begin(seeds)
 
-    def get_state(self) -> dict[str, Any]:
-        """With whose turn it is, and what is still to come of the last ones."""
-        sides = self.assignments.sides
-        before = {sides[i].name: map_trees(as_array, c) for i, c in self._carry_before.items() if i in sides}
+    def _lasting(self) -> dict[str, Any]:
+        """Add the selected agents and the incomplete turns."""
+        policy_rows = self.assignments.policy_rows
+        before = {
+            policy_rows[i].name: map_trees(as_array, c) for i, c in self._carry_before.items() if i in policy_rows
+        }
         return {
-            **super().get_state(),
+            **super()._lasting(),
             "turns": [agent_row.agent for agent_row in self._turns],
             "pending": [pending.get_state() for pending in self._pending],
             "carry_before": before,
         }
 
-    def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
-        """Go on; see above."""
+    def _resume(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
+        """Restore the selected agents and the incomplete turns first."""
         for pending, saved in zip(self._pending, state["pending"], strict=True):
             pending.set_state(saved)
         self._turns = [self.assignments.agent_row_of(column, agent) for column, agent in enumerate(state["turns"])]
-        for side in self.assignments.sides.values():
-            if side.name in state["carry_before"]:
-                self._carry_before[side.index] = map_trees(copy_as, side.carry, state["carry_before"][side.name])
+        for policy in self.assignments.policy_rows.values():
+            if policy.name in state["carry_before"]:
+                self._carry_before[policy.index] = map_trees(copy_as, policy.carry, state["carry_before"][policy.name])
         for column in seeds:
             for agent_row in self.assignments.agent_rows[column].values():
-                self._pending[agent_row.group].there[agent_row.row] = False
-        super().set_state(state, seeds, broken)
+                self._pending[agent_row.group].is_open[agent_row.row] = False
+        super()._resume(state, seeds, broken)
 
     def collect(self, writer: AgentWriter) -> Seconds:
         """Fill a rollout until a row is full."""
@@ -147,23 +149,23 @@ class AECAgentsCollector(AgentsCollector):
         return Seconds(environment, acting)
 
     def _act(self) -> list[Any]:
-        """Have every agent act whose turn it is, those of one policy together; the actions by sub-environment."""
+        """Act for the selected agent of every sub-environment, once per policy; return the actions by column."""
         actions: list[Any] = [None] * len(self.envs)
         together: defaultdict[int, list[int]] = defaultdict(list)
         for column, agent_row in enumerate(self._turns):
             together[int(self.assignments.groups[agent_row.group].who[agent_row.row])].append(column)
         for index, columns in together.items():
-            side = self.assignments.sides[index]
-            mine, pending = self._writer.groups[side.group], self._pending[side.group]
+            policy = self.assignments.policy_rows[index]
+            mine, pending = self._writer.groups[policy.group], self._pending[policy.group]
             rows = np.array([self._turns[column].row for column in columns])
             steps = pending.counts[rows]
-            if side.carry is not None:
-                before = self._carry_before.get(index, side.carry)
-                self._carry_before[index] = side.actor.with_rows(before, side.carry, rows.tolist())
+            if policy.carry is not None:
+                before = self._carry_before.get(index, policy.carry)
+                self._carry_before[index] = policy.actor.with_rows(before, policy.carry, rows.tolist())
             observed = [block[steps, rows] for block in mine.blocks["observations"]]
-            written = side.act_for(observed, rows, mine, steps)
-            pending.there[rows], pending.versions[rows] = True, -1
-            each = self.assignments.groups[side.group].split(written)
+            written = policy.act_for(observed, rows, mine, steps)
+            pending.is_open[rows], pending.versions[rows] = True, -1
+            each = self.assignments.groups[policy.group].split(written)
             for column, action in zip(columns, each, strict=True):
                 actions[column] = action
         return actions
@@ -181,11 +183,11 @@ class AECAgentsCollector(AgentsCollector):
             self._replace(column, error)
 
     def _replace(self, column: int, error: BaseException) -> None:
-        """A sub-environment has raised: turns whose reward was still to come are none; another is in its place."""
-        self._first[column] = self._made_anew(column, error)
+        """Replace a sub-environment that raised. Its incomplete turns are dropped."""
+        self._first[column] = self._replacement_of(column, error)
         self._break_off(column, self._complete_steps, 0)
         for agent_row in self.assignments.agent_rows[column].values():
-            self._pending[agent_row.group].there[agent_row.row] = False
+            self._pending[agent_row.group].is_open[agent_row.row] = False
         self._begin_episode(column, None)
 
     def _complete_steps(self, agent_row: AgentRow) -> int:
@@ -194,7 +196,7 @@ class AECAgentsCollector(AgentsCollector):
         )
 
     def _next_turn(self, column: int) -> None:
-        """Go on until it is the turn of an agent that can act: what it did last is complete now."""
+        """Continue until an agent that can act is selected. Its last turn is complete then."""
         while True:
             env = self.envs[column]
             if not env.agents:
@@ -218,23 +220,23 @@ class AECAgentsCollector(AgentsCollector):
         self._await(agent_row, observation, info)
 
     def _complete(self, agent_row: AgentRow, reward: Any, info: Found) -> None:
-        """An agent's reward since its last turn is known."""
+        """Complete the last turn of an agent with its reward."""
         group, pending, row = self.assignments.groups[agent_row.group], self._pending[agent_row.group], agent_row.row
-        if not pending.there[row]:
+        if not pending.is_open[row]:
             return
         mine, count = self._writer.groups[agent_row.group], pending.counts[row]
         mine.rewards[count, row], mine.policies[count, row] = reward, group.who[row]
         if mine.infos:
             mine.infos.write(int(count), row, info)
-        pending.there[row] = False
+        pending.is_open[row] = False
         pending.counts[row] += 1
         group.returns[row] += float(reward)
         group.lengths[row] += 1
 
     def _end_turns(self, agent_row: AgentRow, observation: Any, terminated: bool, column: int) -> None:
-        """An agent is gone; unless it has never had a turn, its part of the episode ends with its last one."""
+        """End the part of an agent that is gone with its last turn, if it had one."""
         group, row = self.assignments.groups[agent_row.group], agent_row.row
-        self._truncated[column] |= not terminated  # Also where it has never had a turn.
+        self._truncated[column] |= not terminated  # Also for an agent that has never had a turn.
         if group.who[row] == NOBODY:
             return
         mine, step = self._writer.groups[agent_row.group], int(self._pending[agent_row.group].counts[row]) - 1
@@ -242,7 +244,7 @@ class AECAgentsCollector(AgentsCollector):
         self._end_part(agent_row.group, row, step, terminated, column)
 
     def _truncate_left(self, column: int) -> None:
-        """The episode has ended without an end of these agents, whose last turns are complete now."""
+        """Truncate the agents whose end the environment did not report. Their last turns are complete now."""
         env = self.envs[column]
         # PettingZoo's last() reads these sums, but only for the agent whose turn it is.
         rewards, infos = getattr(env, "_cumulative_rewards", {}), getattr(env, "infos", {})
@@ -252,7 +254,7 @@ class AECAgentsCollector(AgentsCollector):
                 self._end_turns(agent_row, env.observe(agent), False, column)
 
     def _await(self, agent_row: AgentRow, observation: Any, info: Found) -> None:
-        """It is an agent's turn, and this is what it sees."""
+        """Write the observation of the selected agent."""
         group, pending = self.assignments.groups[agent_row.group], self._pending[agent_row.group]
         if group.who[agent_row.row] == NOBODY:
             self.assignments.activate(agent_row.group, agent_row.row)
@@ -276,17 +278,17 @@ class AECAgentsCollector(AgentsCollector):
         for group, pending, mine in zip(self.assignments.groups[1:], self._pending[1:], writer.groups[1:], strict=True):
             pending.blank(mine, group.who)
             group.observed, group.seen = pending.keep(mine)
-            for row in np.flatnonzero(pending.there & (pending.versions < 0)):
+            for row in np.flatnonzero(pending.is_open & (pending.versions < 0)):
                 pending.versions[row] = playing[int(group.who[row])].version
         self.env_steps = sum(self._taken)
         self._finish_writing(writer)
         self._is_writing = False
 
     def _carries(self, index: int) -> dict[str, Any]:
-        """The carry of each policy of a group before the first turn of every row, which may have been taken already."""
+        """Return the carry before the first turn of every row. A turn that was kept began in the previous rollout."""
         found = super()._carries(index)
-        for side in self.assignments.sides.values():
-            if side.index in self._carry_before and side.group == index:
-                rows = np.flatnonzero(self._pending[index].there).tolist()
-                found[side.name] = side.actor.with_rows(found[side.name], self._carry_before[side.index], rows)
+        for policy in self.assignments.policy_rows.values():
+            if policy.index in self._carry_before and policy.group == index:
+                rows = np.flatnonzero(self._pending[index].is_open).tolist()
+                found[policy.name] = policy.actor.with_rows(found[policy.name], self._carry_before[policy.index], rows)
         return found

@@ -1,4 +1,4 @@
-"""Who is there in each sub-environment, in which row, and by which policy."""
+"""Assign agents to rows and to policies."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ class AgentAssignments:
     """The rows of a worker's agents, and the policies that act for them.
 
     Args:
-        job: knows who draws, and from which seed.
-        policy_set: the policies.
-        env_ids: of the sub-environments.
-        generation: of the process.
+        job: Job with ``policy_of`` and the seed.
+        policies: Policies of this worker.
+        env_ids: env_ids of the sub-environments.
+        generation: Generation of the process.
 
     Attributes:
-        groups: rows of the sub-environments themselves, then of each group of agents.
-        agent_rows: of each sub-environment, by agent.
-        agents: everybody, in the order of the agent rows.
-        sides: by index of the policy.
-        acting: the sides that somebody is on.
-        numbers: of each sub-environment, that of its episode.
+        groups: Rows of the sub-environments themselves, then rows of each group of agents.
+        agent_rows: Row of each agent by name, for each sub-environment.
+        agents: Names of all possible agents, in the order of their rows.
+        policy_rows: Rows of each policy, by its index.
+        acting: Members of ``policy_rows`` that have rows at present.
+        names: Name of the policy of each agent, for each sub-environment.
+        numbers: Number of the current episode of each sub-environment.
     """
 
-    def __init__(self, job: AgentsJob, policy_set: PolicySet, env_ids: Sequence[int], generation: int) -> None:
-        self.spec = spec = policy_set.spec
+    def __init__(self, job: AgentsJob, policies: PolicySet, env_ids: Sequence[int], generation: int) -> None:
+        self.spec = spec = policies.spec
         self.env_ids = list(env_ids)
-        self._job, self._policy_set, self._generation = job, policy_set, generation
+        self._job, self.policies, self._generation = job, policies, generation
         num_envs = len(self.env_ids)
-        self.groups = [GroupRows(g.spec, num_envs * len(g.agents), policy_set.fit, generation > 0) for g in spec.groups]
+        self.groups = [GroupRows(g.spec, num_envs * len(g.agents), policies.fit, generation > 0) for g in spec.groups]
         self.groups[0].who[:] = 0  # A sub-environment is always there.
         self.agent_rows = [
             {
@@ -51,7 +52,7 @@ class AgentAssignments:
             for column in range(num_envs)
         ]
         self.agents = list(spec.agent_rows)
-        self.sides: dict[int, PolicyRows] = {}
+        self.policy_rows: dict[int, PolicyRows] = {}
         self.acting: list[PolicyRows] = []
         self.names: list[Mapping[str, str]] = [{} for _ in self.env_ids]
         self.numbers = [-1] * num_envs
@@ -59,55 +60,52 @@ class AgentAssignments:
 
     @property
     def indices_in_use(self) -> set[int]:
-        """The policies by which somebody acts in an episode under way."""
-        return {self._policy_set.table[name].index for mine in self.names for name in mine.values()}
+        """Indices of the policies that act in an episode in progress."""
+        return {self.policies.table[name].index for mine in self.names for name in mine.values()}
 
     def get_state(self) -> dict[str, Any]:
-        """Who is there, with what, as plain data."""
+        """Return the rows, the assigned policies and the carries as plain data."""
         return {
             "numbers": list(self.numbers),
             "names": [dict(names) for names in self.names],
             "groups": [group.get_state() for group in self.groups],
-            "carries": {s.name: map_trees(as_array, s.carry) for s in self.sides.values() if s.carry is not None},
+            "carries": {s.name: map_trees(as_array, s.carry) for s in self.policy_rows.values() if s.carry is not None},
         }
 
-    def set_state(self, state: Mapping[str, Any], anew: Sequence[int], broken: bool) -> None:
-        """Restore a state; sub-environments that begin anew have no agents yet.
+    def set_state(self, state: Mapping[str, Any], renewed: Sequence[int], broken: bool) -> None:
+        """Restore a state of :meth:`get_state`. Columns that are ``renewed`` begin a new episode, without agents yet.
 
-        Args:
-            state: of :meth:`get_state`.
-            anew: these.
-            broken: whether what follows does not follow what was delivered last.
+        ``broken`` means that the next rollout does not follow the last one that was delivered.
         """
         self.numbers, self.names = list(state["numbers"]), [dict(names) for names in state["names"]]
         for group, saved in zip(self.groups, state["groups"], strict=True):
             group.set_state(saved)
             group.restarted[:] = broken
-        for side in self.sides.values():
-            if side.carry is not None and side.name in state["carries"]:
-                side.carry = map_trees(copy_as, side.carry, state["carries"][side.name])
-        for column in anew:
+        for policy in self.policy_rows.values():
+            if policy.carry is not None and policy.name in state["carries"]:
+                policy.carry = map_trees(copy_as, policy.carry, state["carries"][policy.name])
+        for column in renewed:
             self.groups[0].restarted[column] = True
             for agent_row in self.agent_rows[column].values():
                 self.groups[agent_row.group].who[agent_row.row] = NOBODY
                 self.groups[agent_row.group].restarted[agent_row.row] = True
 
-    def settle(self) -> None:
-        """Take note of policies that have come and gone."""
-        there = {row.index: name for name, row in self._policy_set.table.items()}
-        self.sides = {index: side for index, side in self.sides.items() if index in there}
+    def update_policies(self) -> None:
+        """Add rows of new policies, and remove those of released ones."""
+        there = {row.index: name for name, row in self.policies.table.items()}
+        self.policy_rows = {index: policy for index, policy in self.policy_rows.items() if index in there}
         for index, name in there.items():
-            if index not in self.sides:
-                self.sides[index] = self._side(index, name)
-        self.share_out()
+            if index not in self.policy_rows:
+                self.policy_rows[index] = self._make_policy_rows(index, name)
+        self.update_rows()
 
     def clear(self) -> None:
-        """Nobody is there."""
+        """Remove all agents."""
         for group in self.groups[1:]:
             group.who[:] = NOBODY
 
     def begin_episode(self, column: int) -> None:
-        """Draw who plays in the next episode of a sub-environment."""
+        """Begin the next episode of a sub-environment, and assign policies to its agents."""
         self.numbers[column] += 1
         self.groups[0].clocks.begin(column)
         self._activated.append((self.groups[0], column))
@@ -115,18 +113,18 @@ class AgentAssignments:
             self._draw(column)
 
     def versions(self) -> list[int]:
-        """Those of the policies that learn."""
-        return [self._policy_set.table[name].number for name in self.spec.policies]
+        """Return the versions of the policies that learn."""
+        return [self.policies.table[name].number for name in self.spec.policies]
 
     def playing(self) -> dict[int, Played]:
-        """By index, all policies that may act."""
-        return {row.index: Played(name, row.of, row.number, 0) for name, row in self._policy_set.table.items()}
+        """Return all policies that may act, by index."""
+        return {row.index: Played(name, row.of, row.number, 0) for name, row in self.policies.table.items()}
 
     def agent_row_of(self, column: int, agent: str) -> AgentRow:
-        """The agent row of an agent.
+        """Return the row of an agent.
 
         Raises:
-            ObservationError: it has none.
+            ObservationError: The agent is not among the possible agents.
         """
         agent_row = self.agent_rows[column].get(agent)
         if agent_row is None:
@@ -137,54 +135,54 @@ class AgentAssignments:
         return agent_row
 
     def rows_of(self, env_ids: Any, agents: Sequence[str]) -> Any:
-        """In which rows of their group agents of sub-environments are, int64 ``[n]``."""
+        """Return the rows of agents in their group, int64 ``[n]``."""
         first = self.env_ids[0]
         both = zip(env_ids.tolist(), agents, strict=True)
         return np.array([self.agent_rows[env_id - first][agent].row for env_id, agent in both])
 
     def activate(self, of: int, row: int) -> None:
-        """The agent of a row of a group begins to be there."""
+        """Activate the agent of a row of group ``of``."""
         group = self.groups[of]
         index = int(group.assigned[row])
         group.who[row] = index
         group.clocks.begin(row)
         self._activated.append((group, row))
-        self.sides[index].begin_row(row)
+        self.policy_rows[index].begin_row(row)
 
     def begin_counting(self, length: int = 0) -> None:
-        """What has begun since the last time has no return yet, and this length."""
+        """Set the return of all episodes that began since the last call to 0, and their length to ``length``."""
         for group, row in self._activated:
             group.returns[row], group.lengths[row] = 0.0, length
         self._activated.clear()
 
-    def share_out(self) -> None:
-        """Tell every side its rows."""
-        for side in self.sides.values():
-            side.rows = np.flatnonzero(self.groups[side.group].who == side.index)
-        self.acting = [side for side in self.sides.values() if len(side.rows)]
+    def update_rows(self) -> None:
+        """Update the rows of every policy after agents have come or gone."""
+        for policy in self.policy_rows.values():
+            policy.rows = np.flatnonzero(self.groups[policy.group].who == policy.index)
+        self.acting = [policy for policy in self.policy_rows.values() if len(policy.rows)]
 
     def _draw(self, column: int) -> None:
         env_id, number = self.env_ids[column], self.numbers[column]
-        episode = EpisodeStart(env_id, number, self._policy_set.settings, (self._job.seed, self._generation))
+        episode = EpisodeStart(env_id, number, self.policies.settings, (self._job.seed, self._generation))
         self.names[column] = {agent: self._drawn(agent, episode) for agent in self.agent_rows[column]}
         for agent_row in self.agent_rows[column].values():
-            self.groups[agent_row.group].assigned[agent_row.row] = self._policy_set.table[
+            self.groups[agent_row.group].assigned[agent_row.row] = self.policies.table[
                 self.names[column][agent_row.agent]
             ].index
 
-    def _side(self, index: int, name: str) -> PolicyRows:
-        of = self._policy_set.table[name].of
+    def _make_policy_rows(self, index: int, name: str) -> PolicyRows:
+        of = self.policies.table[name].of
         group = self.spec.found[of].group
         agents, num_rows = self.spec.groups[group].agents, len(self.groups[group].who)
 
-        def whose(row: int) -> str:
+        def describe(row: int) -> str:
             return f"agent {agents[row % len(agents)]!r} of env_id {self.env_ids[row // len(agents)]}"
 
-        return PolicyRows(name, index, group, self._policy_set.actors[name], num_rows, self.spec.stored(of), whose)
+        return PolicyRows(name, index, group, self.policies.actors[name], num_rows, self.spec.stored(of), describe)
 
     def _drawn(self, agent: str, episode: Any) -> str:
-        name = drawn(self._job.policy_of, agent, episode, self._policy_set.table)
-        of, group = self._policy_set.table[name].of, self.spec.agent_rows[agent][0]
+        name = drawn(self._job.policy_of, agent, episode, self.policies.table)
+        of, group = self.policies.table[name].of, self.spec.agent_rows[agent][0]
         if self.spec.found[of].group != group:
             theirs = self.spec.groups[self.spec.found[of].group].agents
             raise ConfigurationError(

@@ -1,50 +1,64 @@
-"""Collecting where several agents act: what both ways of doing so have in common."""
+"""Collect rollouts of several agents: the common part for parallel agents and AEC agents."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from parenv.envs.agents import QuestionedEnv, check_has_agents, spaces_of, with_agents
+from parenv.envs.seeding import random_state, set_random_state
 from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.experience.agent_rollouts import RolloutsByPolicy
 from parenv.experience.agents_assembly import assemble_agents
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.status_slot import StatusSlot, code
+from parenv.protocol.messages import Credit
 from parenv.worker.agent_assignments import AgentAssignments
 from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.collecting import Seconds
+from parenv.worker.differentiating import Differentiated
 from parenv.worker.group_rows import AgentRow
+from parenv.worker.policy_set import PolicySet
 from parenv.worker.replacing import Replacements
+from parenv.worker.writing import RolloutWriter
 
 
 class AgentsCollector:
-    """Sub-environments of several agents under way, with all that lasts from one rollout to the next.
+    """Sub-environments of several agents, see :class:`~parenv.worker.collect_task.Collector`.
 
     Args:
-        envs: the sub-environments.
-        assignments: their agents.
-        progress: where to say what is going on.
-        first: what the resets returned that have been done already.
+        envs: Sub-environments.
+        assignments: Their agents and policies.
+        worker: Index of the worker.
+        progress: Status slot of the worker.
+        first: Return values of resets that have been done already.
 
     Attributes:
-        env_steps: in the last rollout.
-        replacements: makes another environment in the place of one that raises; ``None``: its error is the worker's.
+        env_steps: Number of env steps in the last rollout.
+        replacements: Factory of environments that replace those that raise. ``None``: the worker raises the error.
     """
 
     _writer: AgentWriter
     replacements: Replacements | None = None
 
     def __init__(
-        self, envs: list[Any], assignments: AgentAssignments, progress: StatusSlot, first: Sequence[Any] = ()
+        self,
+        envs: list[Any],
+        assignments: AgentAssignments,
+        worker: int,
+        progress: StatusSlot,
+        first: Sequence[Any] = (),
     ) -> None:
-        self.envs, self.assignments, self._progress = envs, assignments, progress
+        self.envs, self.assignments, self._worker, self._progress = envs, assignments, worker, progress
         self.env_steps = 0
         self._first = dict(enumerate(first))
+        self._has_begun = False
+        self._resume_from: tuple[Mapping[str, Any], Mapping[int, int], bool] | None = None
         self._steps = [env.step for env in self.envs]
         self._step_codes, self._reset_codes = (
             [code(name, i) for i in assignments.env_ids] for name in ("step", "reset")
@@ -56,43 +70,78 @@ class AgentsCollector:
         self.assignments.clear()
         self._begin_episodes(enumerate(seeds))
 
+    def load(self, place: int, snapshot: bytes) -> None:
+        """Load a table of versions. The first one begins the episodes, because it takes policies to assign."""
+        self.assignments.policies.load(place, snapshot)
+        self.assignments.update_policies()
+        if self._has_begun:
+            return
+        if self._resume_from is None:
+            self.begin([None] * len(self.envs))
+        else:
+            state, seeds, broken = self._resume_from
+            self._resume(state["collector"], seeds, broken)
+            set_random_state(state["random"])
+        self._has_begun = True
+
     def get_state(self) -> dict[str, Any]:
-        """Everything that lasts from one rollout to the next, beside the environments, as plain data."""
-        return {"roster": self.assignments.get_state(), "truncated": list(self._truncated)}
+        """Return everything that lasts from one rollout to the next, and the random state, as plain data."""
+        envs: list[Any] = [None] * len(self.envs)
+        if self._has_begun:
+            envs = self.each("get_state", QuestionedEnv.get_state, range(len(self.envs)))
+        return {"envs": envs, "collector": self._lasting() if self._has_begun else None, "random": random_state()}
 
-    def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
-        """Go on where another collector was when it had this state; its sub-environments are there already.
-
-        Args:
-            state: of :meth:`get_state`.
-            seeds: for the sub-environments that begin anew.
-            broken: whether what follows does not follow what was delivered last.
-        """
-        self._first.clear()
-        self.assignments.set_state(state["roster"], list(seeds), broken)
-        self._truncated = list(state["truncated"])
-        self._begin_episodes(seeds.items())
+    def set_state(self, state: dict[str, Any], seeds: Sequence[int], broken: bool) -> list[int]:
+        """Restore a state, see :class:`~parenv.worker.collect_task.Collector`. :meth:`load` completes this."""
+        if state["collector"] is None:
+            return []
+        for env, saved in zip(self.envs, state["envs"], strict=True):
+            if saved is not None:
+                QuestionedEnv(env).set_state(saved)
+        renewed = [column for column, saved in enumerate(state["envs"]) if saved is None]
+        self._resume_from = state, {column: seeds[column] for column in renewed}, broken
+        return renewed
 
     def collect(self, writer: AgentWriter) -> Seconds:
         """Fill a rollout.
 
-        Args:
-            writer: where to.
-
         Raises:
-            StopCollectingError: the driver wants this worker to end.
+            StopCollectingError: The driver wants this worker to end.
         """
         raise NotImplementedError
 
-    def rollout(self, writer: AgentWriter, worker: int, policy_version: int) -> RolloutsByPolicy:
-        """What was written last, of this worker alone."""
+    def rollout(self, writer: AgentWriter, policy_version: int) -> RolloutsByPolicy:
+        """Return the rollouts of this worker that were written last."""
         own = [group.own for group in writer.groups]
         env_ids, first = np.array(self.assignments.env_ids), writer.groups[0].columns.first
-        about = (env_ids, worker, policy_version, self.env_steps, first)
+        about = (env_ids, self._worker, policy_version, self.env_steps, first)
         return assemble_agents(self.assignments.spec, own, [len(self.envs)], self.assignments.playing(), *about)
 
+    def commit_writer(self, writer: AgentWriter) -> RolloutWriter:
+        """Return the writer of the commit record and the gradient, which are stored with the sub-environments."""
+        return writer.groups[0]
+
+    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: PolicySet | None) -> list[Any]:
+        """Return env steps, the number of the table of versions, indices of policies in use, and metrics."""
+        in_use = self.assignments.indices_in_use | (evaluating.indices if evaluating is not None else set())
+        return [self.env_steps, credit.weights_slot, sorted(in_use), learned.metrics]
+
+    def postprocess(self, function: Callable[[Any, Any], Any], writer: AgentWriter, policy_version: int) -> None:
+        """Call ``postprocess`` of the user once per policy, and write the extras that it returns."""
+        spec, policies = self.assignments.spec, self.assignments.policies
+        for group in writer.groups:
+            group.blank_postprocessed()
+        for name, rows in self.rollout(writer, policy_version).items():
+            if not rows.num_steps:
+                continue
+            of = policies.table[name].of
+            extras = {e.name: rows.extras[e.name] for e in spec.found[of].extras if not e.postprocessed}
+            returned = policies.actors[name].postprocess(function, replace(rows, extras=extras))
+            stored, places = spec.stored(of), self.assignments.rows_of(rows.env_ids, rows.agents)
+            writer.groups[spec.found[of].group].add({stored[n]: v for n, v in returned.items()}, places, rows.alive)
+
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
-        """Apply a function to some of the environments, as what a user's questions are put to."""
+        """Apply a function to some of the sub-environments."""
         results = []
         for column in columns:
             self._progress.begin("call", self.assignments.env_ids[column])
@@ -100,7 +149,7 @@ class AgentsCollector:
         return results
 
     def replace(self, column: int, env: Any) -> None:
-        """Put another environment into a column, and close the one that was there."""
+        """Replace the environment of a column, and close the old one."""
         with contextlib.suppress(Exception):
             self.envs[column].close()
         check_has_agents(env, self.assignments.env_ids[column])
@@ -109,32 +158,43 @@ class AgentsCollector:
         spaces_of(self.envs, self.assignments.env_ids[0])
 
     def take_replaced(self) -> list[list[Any]]:
-        """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
+        """Return ``[env_id, doing, exception as text]`` of each replaced sub-environment since the last call."""
         return [] if self.replacements is None else self.replacements.take_causes()
+
+    def _lasting(self) -> dict[str, Any]:
+        """Return what lasts from one rollout to the next beside the environments, as plain data."""
+        return {"roster": self.assignments.get_state(), "truncated": list(self._truncated)}
+
+    def _resume(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
+        """Continue from a state of :meth:`_lasting`; columns with a seed begin a new episode."""
+        self._first.clear()
+        self.assignments.set_state(state["roster"], list(seeds), broken)
+        self._truncated = list(state["truncated"])
+        self._begin_episodes(seeds.items())
 
     def _begin_episodes(self, seeds: Iterable[tuple[int, int | None]]) -> None:
         for column, seed in seeds:
             self._begin_episode(column, seed)
         self.assignments.begin_counting()
-        self.assignments.share_out()
+        self.assignments.update_rows()
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
         """Begin the next episode of a sub-environment, up to the first observations."""
         raise NotImplementedError
 
     def _carries(self, index: int) -> dict[str, Any]:
-        """The carry of each policy of a group before the first row: of its own rows; the others begin anew with it."""
+        """Return the carry of each policy before the first row. Rows of other policies have the initial carry."""
         who = self.assignments.groups[index].who
         return {
-            side.name: side.carry_with_initial(np.flatnonzero(who != side.index).tolist())
-            for side in self.assignments.sides.values()
-            if side.group == index
+            policy.name: policy.carry_with_initial(np.flatnonzero(who != policy.index).tolist())
+            for policy in self.assignments.policy_rows.values()
+            if policy.group == index
         }
 
     def _begin_writing(self, writer: AgentWriter) -> None:
         self._writer = writer
-        for side in self.assignments.sides.values():
-            side.begin()
+        for policy in self.assignments.policy_rows.values():
+            policy.begin()
         for group, mine in zip(self.assignments.groups, writer.groups, strict=True):
             mine.begin_rows(group.observed, group.seen, group.who, group.restarted)
             group.restarted[:] = False
@@ -144,13 +204,13 @@ class AgentsCollector:
 
     def _finish_writing(self, writer: AgentWriter) -> None:
         self._progress.begin("commit")
-        for side in self.assignments.sides.values():
-            side.own()
+        for policy in self.assignments.policy_rows.values():
+            policy.own_carry()
         for group, mine in zip(self.assignments.groups, writer.groups, strict=True):
             mine.finish(group.assigned)
 
     def _reset(self, column: int, seed: int | None) -> Any:
-        """Reset a sub-environment and draw who plays; what it returned."""
+        """Reset a sub-environment and assign its agents; return what the reset returned."""
         env_id = self.assignments.env_ids[column]
         self._progress.cell[0] = self._reset_codes[column]
         if column in self._first:
@@ -159,62 +219,47 @@ class AgentsCollector:
             try:
                 found = self.envs[column].reset(seed=seed)
             except (Exception, SystemExit) as error:
-                found = self._made_anew(column, error)
+                found = self._replacement_of(column, error)
         if not self.envs[column].agents:
             raise ObservationError(f"env_id {env_id} has no agents after its reset")
         self.assignments.begin_episode(column)
         self._truncated[column] = False
         return found
 
-    def _made_anew(self, column: int, error: BaseException) -> Any:
-        """What the reset of another environment returned, which is in the place of one that raised."""
+    def _replacement_of(self, column: int, error: BaseException) -> Any:
+        """Replace an environment that raised; return what the reset of the new one returned."""
         if self.replacements is None:
             raise error
         return self.replacements.make(column, error)
 
     def _break_off(self, column: int, counts: Callable[[AgentRow], int], uncounted: int) -> None:
-        """What is under way in a sub-environment ends as truncated where it was complete last.
+        """Truncate the episode of a sub-environment after its last complete step.
 
-        Where that lies in the rollout before, it is said that this one does not follow.
-
-        Args:
-            column: which.
-            counts: how many steps of what is in a agent row are complete in this rollout.
-            uncounted: steps of this rollout that are not in lengths yet.
+        If that step is in the previous rollout, the rows are flagged in ``restarted``. ``counts`` returns the number of
+        complete steps of an agent row in this rollout; ``uncounted`` of them are not counted in lengths yet.
         """
         for agent_row in (*self.assignments.agent_rows[column].values(), AgentRow("", 0, column)):
-            group, mine, count = (
-                self.assignments.groups[agent_row.group],
-                self._writer.groups[agent_row.group],
-                counts(agent_row),
-            )
+            group, mine = self.assignments.groups[agent_row.group], self._writer.groups[agent_row.group]
+            count = counts(agent_row)
             if group.who[agent_row.row] == NOBODY:
                 continue
             if not count:
-                mine.begin_anew(agent_row.row, self._initial_carries(agent_row.group))
+                policy_rows = [
+                    policy for policy in self.assignments.policy_rows.values() if policy.group == agent_row.group
+                ]
+                mine.begin_anew(agent_row.row, {policy.name: policy.initial for policy in policy_rows})
             elif mine.goes_on(agent_row.row, count - 1):
                 mine.keep_final(agent_row.row, count)
                 self._end_part(agent_row.group, agent_row.row, count - 1, False, column, uncounted)
             if agent_row.group:
                 group.who[agent_row.row] = NOBODY
 
-    def _initial_carries(self, index: int) -> dict[str, Any]:
-        """The carry of each policy of a group at the beginning of an episode."""
-        return {side.name: side.initial for side in self.assignments.sides.values() if side.group == index}
-
     def _end_part(
         self, index: int, row: int, step: int, terminated: bool, column: int, uncounted: int = 0, reward: float = 0.0
     ) -> None:
-        """An agent's part of an episode ends, or all of it; what was observed last is kept already.
+        """End an agent's part of an episode, or the whole episode. The final observation has been written already.
 
-        Args:
-            index: of the group.
-            row: of it.
-            step: the last one.
-            terminated: or else truncated.
-            column: of the sub-environment.
-            uncounted: steps of this rollout that are not in lengths yet.
-            reward: of the last step, if it is not in returns yet.
+        ``uncounted`` steps of this rollout are not counted in lengths yet. ``reward`` is not counted in returns yet.
         """
         group = self.assignments.groups[index]
         seconds, _ = group.clocks.end(row, None)
@@ -227,5 +272,5 @@ class AgentsCollector:
             self.assignments.groups[0].returns[column] += episode_return
 
     def _end_episode(self, column: int, step: int, uncounted: int = 0) -> None:
-        """No agent of a sub-environment is left."""
+        """End the whole episode of a sub-environment."""
         self._end_part(0, column, step, not self._truncated[column], column, uncounted)

@@ -1,4 +1,4 @@
-"""What a user may ask of single sub-environments, in pools and vector envs."""
+"""Calls of the user to single sub-environments, in pools and vector envs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _call(env: Any, position: int, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
-    """Whether a wrapper is of a class or of its subclasses; by name, so that a worker need not import it."""
+    """Return whether a wrapper is of this class or a subclass. By name, so that the worker need not import it."""
     kinds = {kind for layer in layers_of(env)[:-1] for kind in type(layer).__mro__}
     return any((kind.__module__, kind.__qualname__) == (module, name) for kind in kinds)
 
@@ -25,4 +25,4 @@ ENV_METHODS: dict[str, Callable[..., Any]] = {
     "set_attr": lambda env, position, values, name: env.set_wrapper_attr(name, values[position]),
     "is_wrapped": _is_wrapped,
 }
-"""By name: ``(env, position among those that are asked, *arguments) -> answer``."""
+"""Functions ``(env, position in the call, *arguments) -> answer`` by name."""

@@ -1,4 +1,4 @@
-"""Collecting: the loop that acts and steps, once per row of a rollout."""
+"""Collect rollouts of a single agent: the loop that acts and steps, once per row."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from parenv.envs.fitting import not_finite
 from parenv.envs.infos import Found, first_seen
 from parenv.envs.make import Stepper
+from parenv.envs.seeding import random_state, set_random_state
 from parenv.envs.values import Rows
 from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Columns, assemble
@@ -21,7 +22,9 @@ from parenv.memory.layout import RolloutSpec, slot_layout
 from parenv.memory.spaces import Leaf
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.trees import array_or_list, as_array, assign, copy_as, copy_of, deep_copy, map_trees
+from parenv.protocol.messages import Credit
 from parenv.worker.acting import NO_INFOS, Actor
+from parenv.worker.differentiating import Differentiated
 from parenv.worker.single import ACT, fill_rows, single_env
 from parenv.worker.single import StopCollectingError as StopCollectingError
 from parenv.worker.writing import ALL, OpenEpisodes, RolloutWriter
@@ -31,30 +34,28 @@ StepEnvs = Callable[[Rows, Rows, int, RolloutWriter], None]
 
 
 class Seconds(NamedTuple):
-    """Where the time of a rollout went."""
+    """Duration of the parts of a rollout in seconds."""
 
     environment: float
     acting: float
 
 
 class Collector:
-    """Sub-environments under way, with all that lasts from one rollout to the next.
-
-    An exception of a sub-environment comes out of :meth:`collect`.
+    """Sub-environments of a single agent, see :class:`~parenv.worker.collect_task.Collector`.
 
     Args:
-        stepper: the sub-environments.
-        actor: chooses the actions.
-        spec: what a rollout consists of.
-        rows: the first observations, one array or list ``[B, ...]`` per leaf.
-        env_ids: of the sub-environments, int64 ``[B]``.
-        worker: index of the worker.
-        progress: where to say what is going on.
-        restarted: whether another process was here before.
-        infos: what each reset returned.
+        stepper: Sub-environments.
+        actor: Actor with the policy.
+        spec: Contents of a rollout.
+        rows: First observations, one array or list ``[B, ...]`` per leaf.
+        env_ids: env_ids of the sub-environments, int64 ``[B]``.
+        worker: Index of the worker.
+        progress: Status slot of the worker.
+        restarted: Whether this process has replaced another one.
+        infos: Info of each reset.
 
     Attributes:
-        seen: the infos that came with the observations that the policy is to act on next, as far as it takes them.
+        seen: Infos of the next observations that the policy takes, by name ``[B, ...]``.
     """
 
     def __init__(
@@ -76,40 +77,36 @@ class Collector:
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
         self._carry_before = self._carry
-        """What the policy has acted on last."""
+        """Carry before the last action."""
         self._env_steps = 0
         self.fitted = actor.actions.kept if spec.on_device else actor.actions.fitted
         self._step: StepEnvs = _staged(stepper, spec) if spec.on_device and not stepper.writes_tensors else stepper.step
 
     def initial_carry(self, batch: int) -> Any:
-        """The carry at the beginning of an episode, in arrays, nested in dicts and tuples; ``None`` without one."""
+        """Return the carry at the beginning of an episode, in arrays, or ``None``."""
         initial = self.actor.initial_carry(batch)
         return None if initial is None else map_trees(as_array, initial)
 
+    def load(self, place: int, snapshot: bytes) -> None:
+        """Load a version of the policy."""
+        self.actor.load(place, snapshot)
+
     def get_state(self) -> dict[str, Any]:
-        """Everything that lasts from one rollout to the next, as plain data."""
+        """Return everything that lasts from one rollout to the next, and the random state, as plain data."""
         return {
             "envs": self.stepper.get_states(),
             "rows": [deep_copy(array_or_list(rows)) for rows in self._rows],
             "infos": {name: rows.copy() for name, rows in self.seen.items()},
             "carry": None if self._carry is None else map_trees(as_array, self.actor.own_carry(self._carry)),
             "open": self._open.columns(),
+            "random": random_state(),
         }
 
     def set_state(self, state: dict[str, Any], seeds: Sequence[int], broken: bool) -> list[int]:
-        """Go on where another collector was when it had this state.
-
-        Args:
-            state: of :meth:`get_state`.
-            seeds: for the sub-environments that offer no state: they begin anew.
-            broken: whether what follows does not follow what was delivered last.
-
-        Returns:
-            The columns that begin anew.
-        """
+        """Restore a state, see :class:`~parenv.worker.collect_task.Collector`."""
         anew = [column for column, found in enumerate(state["envs"]) if found is None]
         if anew:
-            self._begin_anew(seeds)
+            self._reset_all(seeds)
         self.stepper.set_states(state["envs"])
         initial = self.actor.initial_carry(self.stepper.num_envs)
         if initial is not None:
@@ -126,42 +123,48 @@ class Collector:
                     mine[column] = state["infos"][name][column]
         self._restarted[:] = broken
         self._restarted[anew] = True
+        set_random_state(state["random"])
         return anew
 
     def take_replaced(self) -> list[list[Any]]:
-        """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
+        """Return no replacements: this collector raises the exception of a sub-environment."""
         return []
 
+    def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
+        """Apply a function to some of the sub-environments."""
+        return self.stepper.each(name, function, columns)
+
     def restart(self, seeds: Sequence[int | None] | None = None, *, cuts: bool = False) -> list[Any]:
-        """Leave all episodes that are under way, and begin others, with seeds for some of them.
+        """Cut all episodes in progress, and begin new ones.
 
         Args:
-            seeds: of the sub-environments.
-            cuts: whether the next rollout has to say so, by ``restarted``.
+            seeds: Seeds of the sub-environments. Default: none.
+            cuts: Whether to flag the next rollout in ``restarted``.
 
         Returns:
-            Their first observations, one array or list ``[B, ...]`` per leaf.
+            First observations, one array or list ``[B, ...]`` per leaf.
         """
         batch = self.stepper.num_envs
-        self._begin_anew(seeds or [None] * batch)
+        self._reset_all(seeds or [None] * batch)
         self._restarted |= cuts
         self._open = OpenEpisodes(batch)
         self._carry = self.actor.initial_carry(batch)
         return [deep_copy(rows) for rows in self._rows]
 
-    def _begin_anew(self, seeds: Sequence[int | None]) -> None:
+    def _reset_all(self, seeds: Sequence[int | None]) -> None:
         self._rows, infos = reset(self.stepper, self.spec.observations, seeds)
         self.seen = first_seen(self.spec.infos, infos)
 
     def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
-        """Fill a rollout.
+        """Fill a rollout. An exception of a sub-environment is raised from here.
 
         Args:
-            writer: where to.
-            enough: is told in which columns episodes have ended, and may end the rollout before it is full.
+            writer: Writer of the slot.
+            enough: Function that is called with the columns whose episodes have ended. If it returns true, the rollout
+                ends before it is full.
 
         Raises:
-            StopCollectingError: the driver wants this worker to end.
+            StopCollectingError: The driver wants this worker to end.
         """
         began, stepper, actor = time.perf_counter(), self.stepper, self.actor
         initial = actor.initial_carry(stepper.num_envs)
@@ -187,7 +190,7 @@ class Collector:
     def _fill_rows(
         self, writer: RolloutWriter, initial: Any, enough: Callable[[Sequence[int]], bool] | None
     ) -> tuple[float, int]:
-        """Act and step, once per row; seconds of acting, and how many rows there are."""
+        """Act and step, once per row; return the seconds of acting and the number of rows."""
         clock, acting, stepper = time.perf_counter, 0.0, self.stepper
         cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
         act, write, step_envs = self.actor.act_on, writer.write_actions, self._step
@@ -220,7 +223,7 @@ class Collector:
         return acting, step + 1
 
     def _settle(self, writer: RolloutWriter, step: int) -> None:
-        """Keep what the next rollout begins with, and say which episodes have ended until this step."""
+        """Keep what the next rollout begins with, and write the episode ends until this step."""
         stepper = self.stepper
         self._progress.begin("commit")
         self._rows = [copy_of(row) for row in writer.observations[step + 1]]
@@ -230,10 +233,10 @@ class Collector:
         writer.write_ends(*closed)
 
     def check_actions(self, actions: Rows, step: int, first: int = 0) -> None:
-        """Check that actions from a column on are finite, if the user wants that.
+        """Check that actions are finite, if ``check_finite`` is set. They begin at the column ``first``.
 
         Raises:
-            PolicyOutputError: they are not.
+            PolicyOutputError: An action is not finite.
         """
         if not self.actor.fit.finite:
             return
@@ -244,8 +247,27 @@ class Collector:
                     f"{self._env_steps + step + 1} is not finite: {values[column]!r}"
                 )
 
-    def rollout(self, writer: RolloutWriter, policy_version: int, postprocessed: bool = False) -> Rollout:
-        """What a writer holds, as a rollout with what the policy, and perhaps ``postprocess``, has returned."""
+    def commit_writer(self, writer: RolloutWriter) -> RolloutWriter:
+        """Return the writer of the commit record and the gradient."""
+        return writer
+
+    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Any:
+        """Return the number of env steps and the metrics of ``loss_fn``, or ``None`` without a gradient."""
+        return None if rollout is None else [rollout.num_steps, learned.metrics, None]
+
+    def postprocess(self, function: Callable[[Any, Any], Any], writer: RolloutWriter, policy_version: int) -> None:
+        """Call ``postprocess`` of the user, and write the extras that it returns."""
+        given = self.rollout(writer, policy_version, postprocessed=False)
+        writer.write_extras(self.actor.postprocess(function, given))
+
+    def rollout(self, writer: RolloutWriter, policy_version: int, postprocessed: bool = True) -> Rollout:
+        """Return the rollout of a writer.
+
+        Args:
+            writer: Writer that was filled last.
+            policy_version: Version that acted.
+            postprocessed: Whether to include the extras of ``postprocess``.
+        """
         return assemble(
             self.spec,
             writer.arrays,
@@ -259,7 +281,7 @@ class Collector:
 
 
 def _staged(stepper: Stepper, spec: RolloutSpec) -> StepEnvs:
-    """What steps into arrays and writes them all to rows on a device at once."""
+    """Return a function that steps into arrays and copies them to rows on a device in one go."""
     staged = empty_rows(spec.observations, stepper.num_envs)
 
     def step_envs(actions: Rows, rows: Rows, step: int, writer: RolloutWriter) -> None:
@@ -276,7 +298,7 @@ def reset(
     """Begin an episode in every sub-environment.
 
     Returns:
-        The first observations, one array or list ``[B, ...]`` per leaf, and the info of each sub-environment.
+        First observations, one array or list ``[B, ...]`` per leaf, and the info of each sub-environment.
     """
     rows = empty_rows(observations, stepper.num_envs)
     infos = stepper.reset(seeds, rows)
@@ -284,14 +306,14 @@ def reset(
 
 
 def empty_rows(observations: Sequence[Leaf], batch: int) -> list[Any]:
-    """Room for one observation of each sub-environment, one array or list ``[B, ...]`` per leaf."""
+    """Return memory for one observation of each sub-environment, one array or list ``[B, ...]`` per leaf."""
     return [
         [None] * batch if leaf.dtype is None else np.zeros((batch, *leaf.shape), leaf.dtype) for leaf in observations
     ]
 
 
 def private_writer(spec: RolloutSpec, batch: int) -> RolloutWriter:
-    """A writer over memory of its own, for rollouts that nobody else reads."""
+    """Return a writer over private memory, for rollouts that are not delivered."""
     spec = replace(spec, gradient_bytes=0, on_device=False)
     layout = slot_layout(spec, batch, 1)
     return RolloutWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Columns(0, 0, batch))

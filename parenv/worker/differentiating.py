@@ -1,4 +1,4 @@
-"""Running the user's ``loss_fn`` forward and backward on a worker."""
+"""Compute gradients of the user's ``loss_fn`` in a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parenv.worker.job import GradientJob
 
 
 class Differentiated(NamedTuple):
-    """What came of it: the norm of the gradient before it was clipped, the user's metrics, and how long it took."""
+    """The norm of the gradient before clipping, the user's metrics, and the duration in seconds."""
 
     norm: float
     metrics: dict[str, float]
@@ -29,11 +29,11 @@ class Differentiator:
     """Writes the gradient of a worker's loss into shared memory.
 
     Args:
-        job: the user's function, and what the driver expects of its gradient.
-        policy: the worker's copy of what the user gave, also policies by name.
+        job: Function of the user, and layout of the gradient.
+        policy: The worker's copy of the policy, or of the policies by name.
 
     Raises:
-        ConfigurationError: the worker's policy has other parameters than the driver's.
+        ConfigurationError: The worker's policy has other parameters than the driver's.
     """
 
     def __init__(self, job: GradientJob, policy: Any) -> None:
@@ -44,11 +44,11 @@ class Differentiator:
         """Compute the loss and its gradient.
 
         Args:
-            rollout: of tensors on the policy's device.
-            row: uint8, where to write the flat gradient.
+            rollout: Rollout of tensors on the policy's device.
+            row: Memory for the flat gradient, uint8.
 
         Raises:
-            GradientError: the loss has no gradient.
+            GradientError: The loss has no gradient.
         """
         import torch
 
@@ -92,7 +92,7 @@ _INDEPENDENT = (
 
 
 def numbers_of(metrics: Any, of: str, kind: type[Exception] = GradientError) -> dict[str, float]:
-    """What a function of the user's returned as metrics, as numbers; an error of this kind where they are none."""
+    """Convert metrics that the function ``of`` of the user returned to numbers, or raise an error of this kind."""
     if not isinstance(metrics, Mapping):
         raise kind(f"the metrics of {of} must be a dict of numbers, got {type(metrics).__name__}")
     numbers = {}

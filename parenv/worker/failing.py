@@ -1,39 +1,23 @@
-"""What a task says beside its answers, and how exceptions leave a worker."""
+"""Convert exceptions of a worker to messages."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Protocol
 
 from parenv.envs.board_rows import EnvError
 from parenv.errors import without_own_frames
 from parenv.protocol.data import is_data
-from parenv.protocol.messages import Failure, Message
+from parenv.protocol.messages import Failure
 
 MAX_ATTRIBUTE_BYTES = 1 << 16
-PENDING = object()
-"""In the place of an answer: there will be one, once the task has gone on with it."""
-
-
-class TaskOutput(Protocol):
-    """Where a task says what does not lie in shared memory: a worker, or the vector env in whose process it is."""
-
-    def say(self, message: Message) -> None:
-        """Send a message to the driver."""
-
-    def warn(self, text: str) -> None:
-        """Have the user warned."""
-
-    def report_error(self, errors: Sequence[EnvError]) -> None:
-        """Say what sub-environments raised in a step on the step buffer."""
 
 
 class FailedCallError(Exception):
     """Several sub-environments raised during one call.
 
     Args:
-        errors: of each.
+        errors: Error of each.
     """
 
     def __init__(self, errors: Sequence[EnvError]) -> None:
@@ -42,10 +26,10 @@ class FailedCallError(Exception):
 
 
 def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, more: int = 0) -> Failure:
-    """An exception as a message; of its attributes, those that are plain data, and not much of it."""
+    """Convert an exception to a message. Attributes are kept if they are small plain data."""
     kind, text = type(error), text_of(error)
     if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
-        text = error.args[0]  # Which it shows in quotes, and would do so again.
+        text = error.args[0]  # str() would add quotes, and the driver adds them too.
     return Failure(
         call=call,
         more=more,
@@ -59,7 +43,7 @@ def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, mo
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, also where that raises."""
+    """Return the text of an exception, also if ``str()`` of it raises."""
     try:
         return str(error)
     except Exception as another:
@@ -67,7 +51,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """As text; from where the user's own code begins, if that is part of it."""
+    """Return the traceback as text, from the first frame of the user's code on, if it has one."""
     within: BaseException | None = error
     while within is not None:
         within.__traceback__ = without_own_frames(within.__traceback__) or within.__traceback__

@@ -1,4 +1,4 @@
-"""What a policy returns, made to fit the action space."""
+"""Convert the actions of a policy to the action space."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _WAYS_OUT = (
 
 
 class ActionFit:
-    """Makes what the policy returns fit the action space.
+    """Converts the actions of a policy to the action space.
 
     Args:
-        actions: leaves of the space.
-        fit: how they must fit.
+        actions: Leaves of the space.
+        fit: Rules for actions that do not fit.
 
     Attributes:
-        dtype: of the space, if that is a single array, or else ``None``.
-        shape: of one action, likewise.
+        dtype: Dtype of the space, if it is a single array; otherwise ``None``.
+        shape: Shape of one action of such a space.
     """
 
     def __init__(self, actions: Sequence[Leaf], fit: Fit) -> None:
         self._actions, self._fit = actions, fit
-        # What a single array must look like to be taken without a look at anything else; None matches nothing.
+        # A single array of this dtype and shape is taken without further checks. None matches nothing.
         single = is_single(actions)
         self.dtype = np.dtype(actions[0].dtype) if single else None
         self.shape = actions[0].shape if single else ()
 
     def fitted(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
-        """Actions by leaf as arrays, or lists, that can be written into rows of their space.
+        """Convert actions by leaf to arrays or lists that can be written into rows of the space.
 
         Raises:
-            PolicyOutputError: they do not fit the space.
+            PolicyOutputError: The actions do not fit the space.
         """
         if self.dtype is not None:
             values = _array(by_leaf[0])
@@ -51,16 +51,16 @@ class ActionFit:
         return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
 
     def kept(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
-        """As :meth:`fitted`, but tensors that fit as they are stay where they are."""
+        """Convert as :meth:`fitted` does, but keep tensors that fit on their device."""
         pairs = zip(self._actions, by_leaf, strict=True)
         all_fit = all(_is_fitting_tensor(leaf, values, batch) for leaf, values in pairs)
         return by_leaf if all_fit else self.fitted(by_leaf, batch)
 
     def by_leaf(self, actions: Any) -> list[Any]:
-        """What the policy returned, taken apart.
+        """Split actions into leaves.
 
         Raises:
-            PolicyOutputError: it is not nested as the space is.
+            PolicyOutputError: The actions are not nested like the space.
         """
         try:
             return flatten(self._actions, actions)

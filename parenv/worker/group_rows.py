@@ -1,4 +1,4 @@
-"""What lasts of the rows of a group of agents from one rollout to the next."""
+"""State of the rows of a group of agents that lasts from one rollout to the next."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LASTING = ("who", "assigned", "returns", "lengths")
 
 
 class AgentRow(NamedTuple):
-    """Where an agent of a sub-environment has its row.
+    """The row of an agent of a sub-environment.
 
     Args:
-        agent: its name.
-        group: by index.
-        row: among those of the group in this worker.
+        agent: Name of the agent.
+        group: Index of its group.
+        row: Row among those of the group in this worker.
     """
 
     agent: str
@@ -36,24 +36,24 @@ class GroupRows:
     """The rows of a group in one worker.
 
     Args:
-        spec: what a row holds.
-        num_rows: how many there are.
-        fit: how observations must fit their space.
-        restarted: whether another process was here before.
+        spec: Contents of a rollout of the group.
+        num_rows: Number of rows.
+        fit: Rules for observations that do not fit their space.
+        restarted: Whether this process has replaced another one.
 
     Attributes:
-        observed: the observations to begin the next rollout with, one array ``[R, ...]`` per leaf.
-        seen: the infos that came with them, as far as policies take them, by name ``[R, ...]``.
-        who: the policy of each row, or :data:`~parenv.memory.agent_layout.NOBODY`.
-        assigned: the one that was drawn for it, also where its agent is not there.
-        restarted: what the next rollout begins with does not follow what was delivered last.
-        returns: so far.
-        lengths: so far; where agents act together, less the steps of the rollout that is being written.
-        clocks: for how long episodes have been under way.
-        write: writes an observation into a row.
-        split: makes an action for each row.
-        dtype: with ``shape``, what a single array must be like to be written without a call per step; ``None`` matches
-            nothing.
+        observed: First observations of the next rollout, one array ``[R, ...]`` per leaf.
+        seen: Infos of these observations that policies take, by name ``[R, ...]``.
+        who: Index of the policy that acts in each row, or :data:`~parenv.memory.agent_layout.NOBODY`.
+        assigned: Index of the policy that is assigned to each row, also while its agent is not active.
+        restarted: Whether the next rollout does not follow the last one that was delivered, by row.
+        returns: Return so far of each row.
+        lengths: Length so far of each row. With parallel agents, the rollout in progress is not counted.
+        clocks: Start times of the episodes.
+        write: Function that writes an observation into a row.
+        split: Function that makes an action for each row.
+        dtype: Dtype of an observation that is written without a call per step. ``None``: no observation is.
+        shape: Shape of such an observation.
     """
 
     def __init__(self, spec: RolloutSpec, num_rows: int, fit: Fit, restarted: bool) -> None:
@@ -72,13 +72,13 @@ class GroupRows:
         self.shape = spec.observations[0].shape if single else ()
 
     def get_state(self) -> dict[str, Any]:
-        """What lasts, as plain data."""
+        """Return the state as plain data."""
         lasting = {name: getattr(self, name).copy() for name in _LASTING}
         seen = {name: rows.copy() for name, rows in self.seen.items()}
         return {"observed": [row.copy() for row in self.observed], "seen": seen, **lasting}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Be as rows were that had this state."""
+        """Restore a state of :meth:`get_state`."""
         for mine, saved in zip(self.observed, state["observed"], strict=True):
             mine[:] = saved
         for name, saved in state.get("seen", {}).items():

@@ -36,8 +36,8 @@ class HalfBatchCollector(Collector):
             self._halves.append((slice(first, first + part.num_envs), stepper))
             first += part.num_envs
 
-    def _begin_anew(self, seeds: Sequence[int | None]) -> None:
-        super()._begin_anew(seeds)
+    def _reset_all(self, seeds: Sequence[int | None]) -> None:
+        super()._reset_all(seeds)
         for _, stepper in self._halves:
             stepper.take_over()
 

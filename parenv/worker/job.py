@@ -1,12 +1,13 @@
-"""What a worker needs to know, pickled once by the driver and read by every worker."""
+"""Jobs: the configuration of workers, pickled once by the driver and read by every worker."""
 
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from gymnasium.vector import AutoresetMode
 
@@ -18,16 +19,17 @@ from parenv.policy.assignment import PolicyOf
 from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.spinning import Spinning
 from parenv.worker.member import Fitness
+from parenv.worker.task import Context, Prepared
 
 
 @dataclass(frozen=True)
 class GradientJob:
-    """What a worker that runs backward needs to know.
+    """Configuration of workers that compute gradients.
 
     Args:
-        loss_fn: the user's ``(policy, rollout) -> loss | (loss, metrics)``.
-        layout: of the driver's policy.
-        max_norm: where a worker's gradient is clipped, or ``None``.
+        loss_fn: The user's ``(policy, rollout) -> loss | (loss, metrics)``.
+        layout: Layout of the gradient of the driver's policy.
+        max_norm: Norm to which a worker's gradient is clipped, or ``None``.
     """
 
     loss_fn: Callable[[Any, Any], Any]
@@ -37,17 +39,17 @@ class GradientJob:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJob:
-    """One for all workers of a pool or a vector env, whatever their task.
+    """Job of all workers of a pool, a vector env or a population.
 
     Args:
-        factories: make the sub-environments.
-        options: the user's.
-        shares: sub-environments of each worker.
-        seed: root of all seeds.
-        first_worker: workers of other learners before these.
-        first_env_id: sub-environments of other learners before these.
-        cores: one for each worker to keep to, or ``None``.
-        device: of the worker that has this job.
+        factories: Factories of the sub-environments.
+        options: Options of the user.
+        shares: Number of sub-environments of each worker.
+        seed: Root of all seeds.
+        first_worker: Number of workers of learners with a lower rank.
+        first_env_id: Number of sub-environments of learners with a lower rank.
+        cores: Core of each worker, or ``None``.
+        device: Device of the worker that has this job.
     """
 
     factories: Factories
@@ -58,14 +60,23 @@ class WorkerJob:
     first_env_id: int = 0
     cores: tuple[int, ...] | None = None
     device: str = "cpu"
+    entry: ClassVar[str] = "parenv.worker.process:serve_messages"
+    """``module:function`` that a worker process runs."""
+    prepared_by: ClassVar[str]
+    """``module:class`` that makes the sub-environments. A name, because these modules import this one."""
+
+    def prepare(self, context: Context[Self]) -> Prepared:
+        """Make the sub-environments of a worker."""
+        make = pkgutil.resolve_name(self.prepared_by)
+        return make(self, context.sender, context.progress, context.output)  # type: ignore[no-any-return]
 
     def of_worker(self, worker: int) -> Self:
-        """As one of the workers has it."""
+        """Return the job of one worker, with its device."""
         devices = self.options.devices
         return replace(self, device=devices[(self.first_worker + worker) % len(devices)])
 
     def set_up(self, worker: int, progress: StatusSlot, cleanup: contextlib.ExitStack) -> None:
-        """Do what the user wants done before sub-environments are made, and note what is to be done behind them."""
+        """Call ``setup_fn`` of the user, and register ``cleanup_fn``."""
         if self.options.cleanup_fn is not None:
             cleanup.callback(self.options.cleanup_fn, self.first_worker + worker)
         self.factories.register()
@@ -74,38 +85,41 @@ class WorkerJob:
             self.options.setup_fn(self.first_worker + worker)
 
     def env_ids(self, worker: int) -> range:
-        """The sub-environments that a worker is to have."""
+        """Return the env_ids of a worker."""
         first = self.first_env_id + sum(self.shares[:worker])
         return range(first, first + self.shares[worker])
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepJob(WorkerJob):
-    """For workers that answer wake-ups.
+    """Job of workers that step for a vector env.
 
     Args:
-        autoreset_mode: what happens where an episode ends.
-        spinning: how long they look for what is rung before they sleep; ``None``: not at all.
+        autoreset_mode: When an episode that has ended is followed by the next one.
+        spinning: How long workers spin before they sleep. ``None``: they do not spin.
     """
 
+    entry: ClassVar[str] = "parenv.worker.process:serve_steps"
+    prepared_by: ClassVar[str] = "parenv.worker.step_task:StepTask"
     autoreset_mode: AutoresetMode
     spinning: Spinning | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemberJob(WorkerJob):
-    """For workers that have the members of a population learn.
+    """Job of workers that train the members of a population.
 
     Args:
-        make_member: ``(hyperparameters) -> Member``.
-        learn: ``(member, rollout) -> {name: number} | None``.
-        fitness: how a member is measured.
-        fitness_factories: make the sub-environments for that.
-        rollout_length: ``T``.
-        every: env steps of a turn, at least.
-        first: hyper-parameters to try things out with.
+        make_member: Function ``(hyperparameters) -> Member``.
+        learn: Function ``(member, rollout) -> {name: number} | None``.
+        fitness: Measurement of a member.
+        fitness_factories: Factories of the sub-environments for the measurement.
+        rollout_length: Length of a rollout in steps, ``T``.
+        every: Minimum number of env steps of a training round.
+        first: Hyper-parameters of the member that is made to find the contents of a rollout.
     """
 
+    prepared_by: ClassVar[str] = "parenv.worker.member_task:MemberTask"
     make_member: Callable[[dict[str, float]], Any]
     learn: Callable[[Any, Any], Any]
     fitness: Fitness
@@ -117,18 +131,19 @@ class MemberJob(WorkerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class Job(WorkerJob):
-    """For workers that collect rollouts.
+    """Job of workers that collect rollouts.
 
     Args:
-        policy: what the user gave.
-        postprocess: ``(policy, rollout) -> {name: array}``, or ``None``.
-        rollout_length: ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
-        num_envs_is_given: whether the user said how many sub-environments there are.
-        gradient: how to compute gradients, or ``None`` for experience.
-        infos: by name of each info that comes along, its default, or ``None`` where it has none.
-        settings: of version 0, beside those that the policy has.
+        policy: Policy of the user.
+        postprocess: Function ``(policy, rollout) -> {name: array}``, or ``None``.
+        rollout_length: Length of a rollout in steps, ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
+        num_envs_is_given: Whether the user has set the number of sub-environments.
+        gradient: Configuration of gradients, or ``None`` for experience.
+        infos: Default of each named info, or ``None`` if it has no default.
+        settings: Settings of version 0, in addition to those of the policy.
     """
 
+    prepared_by: ClassVar[str] = "parenv.worker.single_agent_envs:SingleAgentEnvs"
     policy: Any
     postprocess: Callable[[Any, Any], Any] | None
     rollout_length: int
@@ -137,32 +152,37 @@ class Job(WorkerJob):
     infos: Mapping[str, Any]
     settings: Mapping[str, Any]
 
+    def prepare(self, context: Context[Self]) -> Prepared:
+        """Make the sub-environments of a worker."""
+        return pkgutil.resolve_name(self.prepared_by)(context)  # type: ignore[no-any-return]
+
     @property
     def gradient_bytes(self) -> int:
-        """The flat gradient of each worker; 0 for experience."""
+        """Size of the flat gradient of each worker in bytes; 0 for experience."""
         return self.gradient.layout.nbytes if self.gradient else 0
 
     @property
     def weights_offset(self) -> int:
-        """Where the flat weights begin in shared memory, in bytes."""
+        """Offset of the flat weights in shared memory, in bytes."""
         return header_bytes(len(self.shares))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentsJob(Job):
-    """For workers that collect rollouts of several agents, by policies that are given by name.
+    """Job of workers that collect rollouts of agents with named policies.
 
     Args:
-        policy_of: ``(agent, episode) -> name``, or ``None`` where there is one policy.
-        places: versions of each policy that there is room for.
+        policy_of: Function ``(agent, episode) -> name``, or ``None`` with a single policy.
+        places: Number of versions of each policy that shared memory holds.
     """
 
+    prepared_by: ClassVar[str] = "parenv.worker.multi_agent_envs:MultiAgentEnvs"
     policy_of: PolicyOf | None
     places: int
 
     @property
     def weights_offsets(self) -> dict[str, int]:
-        """By policy, where its flat weights begin in shared memory, in bytes."""
+        """Offset of the flat weights of each policy in shared memory, in bytes."""
         modules = map(module_of, self.policy.values())
         sizes = (0 if module is None else self.places * flat_layout(module)[1] for module in modules)
         begins = accumulate(sizes, initial=header_bytes(len(self.shares)))

@@ -24,12 +24,13 @@ from parenv.protocol.messages import Failure, Layout, Ready
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import StopCollectingError, private_writer
 from parenv.worker.differentiating import numbers_of
-from parenv.worker.evaluation import MAX_STEPS, EnvsEpisodeRunner
-from parenv.worker.failing import TaskOutput, failure_of
+from parenv.worker.episode_runner import MAX_STEPS, EnvsEpisodeRunner
+from parenv.worker.failing import failure_of
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Member, made, restore, state_of
 from parenv.worker.probing import probe
 from parenv.worker.scratch_envs import ScratchEnvs
+from parenv.worker.task import TaskOutput
 
 
 class MemberGrounds(ScratchEnvs):
@@ -79,9 +80,10 @@ class MemberTask:
         stepper = self._training.stepper
         return Ready([describe(stepper.observation_space), describe(stepper.action_space)], stepper.num_envs, [], [])
 
-    def lay_out(self, layout: Layout, mapping: Any) -> None:
-        """Be told that the states of members can be read and written."""
+    def lay_out(self, layout: Layout, mapping: Any) -> MemberTask:
+        """Take the shared memory with the states of members; return this task."""
         self._places.buffer = mapping
+        return self
 
     def answer(self, method: str, *arguments: Any) -> Any:
         """Answer a call, of which there is one kind."""

@@ -1,4 +1,4 @@
-"""Collecting where all agents that are there act in every step: the rows of a rollout are aligned in time."""
+"""Collect rollouts of parallel agents: all active agents act in every step, and rows are aligned in time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from parenv.worker.single import ACT
 
 
 class ParallelAgentsCollector(AgentsCollector):
-    """For environments whose step takes the actions of all agents.
+    """Sub-environments whose step takes the actions of all agents.
 
     Args:
-        *arguments: as for :class:`~parenv.worker.agents_collecting.AgentsCollector`.
-        **more: likewise.
+        *arguments: Arguments of :class:`~parenv.worker.agents_collecting.AgentsCollector`.
+        **more: Keyword arguments of it.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -32,25 +32,25 @@ class ParallelAgentsCollector(AgentsCollector):
             [agent_row[:] for agent_row in agent_rows.values()] for agent_rows in self.assignments.agent_rows
         ]
         self._live: list[list[tuple[str, int, int]]] = [[] for _ in self.envs]
-        """The agent rows of who is there, as plain tuples, which are faster to take apart."""
+        """Rows of the active agents, as plain tuples, which are faster to unpack."""
         self._agents: list[list[str]] = [[] for _ in self.envs]
         self._has_state = bool(self.assignments.groups[0].observed)
         self._infos = [group.spec.infos for group in self.assignments.spec.groups]
         self._changed = False
         self._not_taken = 0
 
-    def get_state(self) -> dict[str, Any]:
-        """With who is there."""
-        return {**super().get_state(), "agents": [list(agents) for agents in self._agents]}
+    def _lasting(self) -> dict[str, Any]:
+        """Add the active agents."""
+        return {**super()._lasting(), "agents": [list(agents) for agents in self._agents]}
 
-    def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
-        """Go on; see above."""
+    def _resume(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
+        """Restore the active agents first."""
         self._agents = [list(agents) for agents in state["agents"]]
         self._live = list(starmap(self._live_of, enumerate(self._agents)))
-        super().set_state(state, seeds, broken)
+        super()._resume(state, seeds, broken)
 
     def collect(self, writer: AgentWriter) -> Seconds:
-        """Fill a rollout; see above."""
+        """Fill a rollout."""
         clock, progress, assignments = time.perf_counter, self._progress, self.assignments
         cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing
         self._begin_writing(writer)
@@ -63,8 +63,8 @@ class ParallelAgentsCollector(AgentsCollector):
             began = clock()
             cell[0] = ACT
             heartbeat[0] += 1
-            for side in assignments.acting:
-                side.act(writer.groups[side.group], step)
+            for policy in assignments.acting:
+                policy.act(writer.groups[policy.group], step)
             acted = clock()
             self._step([(), *(group.split(mine.action_rows[step]) for group, mine in agents)], step)
             acting += acted - began
@@ -78,13 +78,13 @@ class ParallelAgentsCollector(AgentsCollector):
         return Seconds(environment, acting)
 
     def _begin_episodes(self, seeds: Iterable[tuple[int, int | None]]) -> None:
-        # Until a rollout begins, what agents observe is written to memory of its own.
+        # Before a rollout begins, observations are written to the arrays of the groups.
         self._rows: Sequence[Any] = [group.observed for group in self.assignments.groups]
         self._seen: Sequence[Mapping[str, Any]] = [group.seen for group in self.assignments.groups]
         super()._begin_episodes(seeds)
 
     def _step(self, actions: Sequence[Any], step: int) -> None:
-        """Step every sub-environment; where an agent's part of an episode ends, keep its final observation."""
+        """Step every sub-environment. If an agent's part of an episode ends, keep its final observation."""
         cell, groups, array, has_state = self._progress.cell, self.assignments.groups, np.ndarray, self._has_state
         rows, self._seen, rewards = self._writer.steps[step]
         self._rows, are_named = rows, any(self._infos)
@@ -115,7 +115,7 @@ class ParallelAgentsCollector(AgentsCollector):
                     else:
                         group.write(rows[index], row, observation)
             except KeyError as error:
-                raise self._unheard(column, agent, error) from error
+                raise self._missing_agent(column, agent, error) from error
             if are_named:
                 for agent, index, row in live:
                     self._writer.groups[index].infos.write(step, row, infos.get(agent, {}))
@@ -128,9 +128,9 @@ class ParallelAgentsCollector(AgentsCollector):
         self.assignments.begin_counting(-step - 1)
         if self._changed:
             self._changed = False
-            self.assignments.share_out()
+            self.assignments.update_rows()
 
-    def _unheard(self, column: int, agent: str, error: KeyError) -> Exception:
+    def _missing_agent(self, column: int, agent: str, error: KeyError) -> Exception:
         if error.args != (agent,):
             return error
         return ObservationError(
@@ -139,14 +139,14 @@ class ParallelAgentsCollector(AgentsCollector):
         )
 
     def _end(self, index: int, row: int, step: int, observation: Any, terminated: bool, column: int) -> None:
-        """An agent's part of an episode ends with this observation."""
+        """End an agent's part of an episode with this observation."""
         mine = self._writer.groups[index]
         self.assignments.groups[index].write(mine.finals, len(mine.ends), observation)
         self._end_part(index, row, step, terminated, column, step + 1, mine.rewards[step, row])
 
     def _replace(self, column: int, error: BaseException, step: int) -> None:
-        """A sub-environment has raised in a step, which nobody took; from the next one on, another is in its place."""
-        self._first[column] = self._made_anew(column, error)
+        """Replace a sub-environment that raised in a step. That step has no transition of it."""
+        self._first[column] = self._replacement_of(column, error)
         self._not_taken += 1
         self._break_off(column, lambda agent_row: step, step)
         for _, index, row in self._live[column]:
@@ -155,21 +155,21 @@ class ParallelAgentsCollector(AgentsCollector):
         self._note_who(column, step + 1)
 
     def _note_who(self, column: int, step: int) -> None:
-        """From a step on, others act in the agent rows of a sub-environment."""
+        """Write who acts in the rows of a sub-environment from this step on."""
         self._changed = True
         for agent_row in self.assignments.agent_rows[column].values():
             now = int(self.assignments.groups[agent_row.group].who[agent_row.row])
             self._writer.groups[agent_row.group].note(agent_row.row, step, now)
 
     def _change(self, column: int, step: int, found: Any, ended: Sequence[str]) -> None:
-        """Agents have gone, come or come back; where none is left, another episode begins."""
+        """Handle agents that have gone or come. If no agent is left, begin another episode."""
         assignments, agents = self.assignments, list(self.envs[column].agents)
         live, names = self._live[column], assignments.names[column]
         for agent, index, row in live:
             if agent not in ended and agent not in agents:
                 self._end(index, row, step, found[0][agent], False, column)
         if agents:
-            self._come_in(column, agents, *found)
+            self._activate(column, agents, *found)
         else:
             if self._has_state:
                 self._write_final_state(column)
@@ -180,10 +180,10 @@ class ParallelAgentsCollector(AgentsCollector):
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
         found = self._reset(column, seed)
-        self._come_in(column, list(self.envs[column].agents), *found)
+        self._activate(column, list(self.envs[column].agents), *found)
 
-    def _come_in(self, column: int, agents: list[str], observations: Any, infos: Mapping[str, Any]) -> None:
-        """These agents are there from now on: those that were not begin."""
+    def _activate(self, column: int, agents: list[str], observations: Any, infos: Mapping[str, Any]) -> None:
+        """Activate agents that were not active before."""
         live = self._live_of(column, agents)
         for agent, index, row in live:
             group = self.assignments.groups[index]
@@ -201,7 +201,7 @@ class ParallelAgentsCollector(AgentsCollector):
             self._write_state(column, self._rows[0], column)
 
     def _live_of(self, column: int, agents: list[str]) -> list[tuple[str, int, int]]:
-        if agents == self.assignments.agents:  # As it mostly is where an episode begins: nothing new is made then.
+        if agents == self.assignments.agents:  # The usual case at the beginning of an episode.
             return self._everybody[column]
         return [self.assignments.agent_row_of(column, agent)[:] for agent in agents]
 

@@ -1,4 +1,4 @@
-"""A sub-environment that the driver has made, as what makes a copy of it in a worker."""
+"""Copy a sub-environment that exists in the driver to a worker."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from parenv.process.user_code import dumps
 
 @dataclass(frozen=True)
 class PickledEnv:
-    """Makes a copy of an environment each time it is called.
+    """Factory of copies of an environment.
 
     Args:
-        data: the environment with its random state, as :meth:`of` has pickled them.
-        env_id: of it.
+        data: Environment with its random state, pickled by :meth:`of`.
+        env_id: env_id of the environment.
     """
 
     data: bytes = field(repr=False)
@@ -27,14 +27,14 @@ class PickledEnv:
         """Pickle an environment.
 
         Raises:
-            Exception: of any kind: it cannot be pickled.
+            Exception: The environment cannot be pickled. The type varies.
         """
         return cls(dumps((env, generator_of(env))), env_id)
 
     def __call__(self) -> Any:
-        """A copy, with the random state that it had and an action space that is sampled in its own way."""
+        """Return a copy with the random state of the original, and an action space with other samples."""
         env, generator = cloudpickle.loads(self.data)
-        # Many are made anew from their arguments when they are unpickled (EzPickle), and have lost it.
+        # EzPickle makes environments from their arguments when they are unpickled, which loses the random state.
         set_generator(env, generator)
         # The model and other environments may sample the original space. The copy must not repeat their samples.
         env.action_space.seed(int(env.action_space.np_random.integers(2**31)) + self.env_id)
@@ -42,11 +42,11 @@ class PickledEnv:
 
 
 def generator_of(env: Any) -> tuple[Any, Any]:
-    """The random generator of an environment and its seed, ``None`` where it has none yet."""
+    """Return the random generator of an environment and its seed. Each is ``None`` before the first use."""
     inner = env.unwrapped
     return getattr(inner, "_np_random", None), getattr(inner, "_np_random_seed", None)
 
 
 def set_generator(env: Any, generator: tuple[Any, Any]) -> None:
-    """Give an environment what :func:`generator_of` has of another one."""
+    """Set the generator that :func:`generator_of` has returned for another environment."""
     env.unwrapped._np_random, env.unwrapped._np_random_seed = generator

@@ -1,4 +1,4 @@
-"""A side: the rows of a group whose agents act by one policy."""
+"""The rows of a group whose agents act by one policy."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from parenv.worker.agent_writing import GroupWriter
 
 @dataclass(eq=False)
 class PolicyRows:
-    """What acts for some of the rows of a group, and what the policy keeps of them.
+    """A policy with its rows in a group, and its carry.
 
     Args:
-        name: of the policy.
-        index: of the policy.
-        group: of the rows, by index.
-        actor: the policy.
-        num_rows: of the group.
-        stored: by what the policy calls an extra, the name under which it is stored.
-        whose: says in words whose row it is, for messages.
+        name: Name of the policy.
+        index: Index of the policy.
+        group: Index of the group.
+        actor: Actor with the policy.
+        num_rows: Number of rows of the group.
+        stored: Name under which each extra is stored, by the name that the policy gives it.
+        describe: Function that describes a row in error messages.
 
     Attributes:
-        rows: which ones, ascending.
-        carry: of all rows of the group.
-        initial: the carry at the beginning of an episode.
+        rows: Rows of the policy, ascending.
+        carry: Carry of all rows of the group.
+        initial: Carry at the beginning of an episode.
     """
 
     name: str
@@ -40,7 +40,7 @@ class PolicyRows:
     actor: Actor
     num_rows: int
     stored: Mapping[str, str]
-    whose: Callable[[int], str]
+    describe: Callable[[int], str]
 
     def __post_init__(self) -> None:
         self._renamed = {mine: theirs for mine, theirs in self.stored.items() if mine != theirs}
@@ -50,13 +50,13 @@ class PolicyRows:
         self._observed: Callable[[int], Any] | None = None
 
     def begin(self) -> None:
-        """A rollout begins."""
+        """Begin a rollout."""
         self._observed = None
 
     def act(self, writer: GroupWriter, step: int) -> None:
-        """Act for all of its rows on the observations of a step, and write what comes of it."""
+        """Act for all rows of the policy on the observations of a step, and write actions and extras."""
         rows = self.rows
-        if len(rows) == self.num_rows:  # Every row of the group is its own.
+        if len(rows) == self.num_rows:  # The policy has every row of the group.
             self._observed = self._observed or self.actor.observing(writer)
             infos = writer.infos.seen[step] if writer.infos.seen else NO_INFOS
             actions, extras, self.carry = self.actor.act_on(self._observed(step), self.carry, infos)
@@ -65,13 +65,9 @@ class PolicyRows:
             self.act_for([block[rows] for block in writer.observations[step]], rows, writer, step)
 
     def act_for(self, observed: Any, rows: Any, writer: GroupWriter, steps: Any) -> list[Any]:
-        """Act for some rows, and write what comes of it; the actions as they were written.
+        """Act for the rows ``[n]``, and write actions and extras at one step, or at steps ``[n]``.
 
-        Args:
-            observed: observations of these rows, one array ``[n, ...]`` per leaf.
-            rows: ``[n]``.
-            writer: where to.
-            steps: one for all, or ``[n]``.
+        Return the actions in the dtypes of the space. Observations and actions are one array ``[n, ...]`` per leaf.
         """
         carry = None if self.carry is None else map_trees(lambda values: values[rows], self.carry)
         infos = writer.infos.seen_at(steps, rows) if writer.infos.seen else NO_INFOS
@@ -81,17 +77,17 @@ class PolicyRows:
         return writer.write_some(steps, rows, self._fitted(actions, rows), self._stored(extras))
 
     def begin_row(self, row: int) -> None:
-        """An agent begins an episode."""
+        """Begin the episode of an agent."""
         self.carry = self.carry_with_initial([row])
 
     def carry_with_initial(self, rows: Sequence[int]) -> Any:
-        """The carry, with these rows as at the beginning of an episode."""
+        """Return the carry with the initial carry in these rows."""
         if self.initial is None or not rows:
             return self.carry
         return self.actor.with_rows(self.carry, self.initial, rows)
 
-    def own(self) -> None:
-        """Keep nothing of a rollout."""
+    def own_carry(self) -> None:
+        """Copy the carry out of the slot."""
         self.carry = self.actor.own_carry(self.carry)
 
     def _fitted(self, actions: Sequence[Any], rows: Any) -> Sequence[Any]:
@@ -100,7 +96,7 @@ class PolicyRows:
             for row, value in zip(rows.tolist(), values, strict=True):
                 if not_finite(value):
                     raise PolicyOutputError(
-                        f"the action of policy {self.name!r} for {self.whose(row)} is not finite: {value!r}"
+                        f"the action of policy {self.name!r} for {self.describe(row)} is not finite: {value!r}"
                     )
         return fitted
 

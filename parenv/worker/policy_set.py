@@ -1,4 +1,4 @@
-"""A worker's policies by name, each with an actor of its own."""
+"""The named policies of a worker, each with its own actor."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from parenv.worker.job import AgentsJob
 
 
 class PolicySet:
-    """The policies that act here.
+    """The policies that act in this worker.
 
     Args:
-        job: has them.
-        load_job: makes another copy of the job, for versions that are frozen.
-        spec: what rollouts consist of.
-        mapping: the shared memory, all of it.
-        fit: how actions must fit their space.
+        job: Job with the policies.
+        load_job: Function that makes another copy of the job, for frozen versions.
+        spec: Contents of a rollout.
+        mapping: Shared memory.
+        fit: Rules for actions that do not fit their space.
 
     Attributes:
-        spec: what rollouts consist of.
-        fit: how actions must fit their space.
-        table: which policies there are, and by which versions.
-        actors: of each.
-        settings: of each, what was published with it.
+        spec: Contents of a rollout.
+        fit: Rules for actions that do not fit their space.
+        table: Policies by name, with their versions. Empty before the first load.
+        actors: Actor of each policy.
+        settings: Published settings of each policy.
     """
 
     def __init__(self, job: AgentsJob, load_job: Callable[[], Any], spec: AgentsSpec, mapping: Any, fit: Fit) -> None:
@@ -42,17 +42,17 @@ class PolicySet:
         self.actors = {name: self._actor(name, job.policy[name], WeightsReader) for name in spec.found}
         self._loaded: dict[str, int] = {}
 
-    def load(self, serial: int, snapshot: bytes) -> None:
-        """Have these versions.
+    @property
+    def indices(self) -> set[int]:
+        """Indices of the policies."""
+        return {row.index for row in self.table.values()}
 
-        Args:
-            serial: counts the tables of them.
-            snapshot: the table, pickled.
-        """
+    def load(self, serial: int, snapshot: bytes, /) -> None:
+        """Load the pickled table of versions ``snapshot``. Its number ``serial`` is not needed."""
         table: PolicyTable = cloudpickle.loads(snapshot)
         for name in [name for name in self.actors if name not in table]:
             del self.actors[name]
-            self._loaded.pop(name, None)  # An actor whose last load failed is not among them.
+            self._loaded.pop(name, None)  # An actor whose last load failed is not in it.
         for name, row in table.items():
             if name not in self.actors:
                 self.actors[name] = self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
@@ -65,7 +65,7 @@ class PolicySet:
 
     @contextlib.contextmanager
     def deterministic(self, wanted: bool) -> Iterator[None]:
-        """Have the settings of every policy say so meanwhile."""
+        """Make a context in which ``settings["deterministic"]`` of every policy has this value."""
         with contextlib.ExitStack() as stack:
             for actor in self.actors.values():
                 stack.enter_context(actor.deterministic(wanted))

@@ -1,11 +1,12 @@
-"""The main function of every worker process, whatever its task, and wherever it runs."""
+"""Entry points of worker processes: one is driven by messages, one by requests to step in shared memory."""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -17,25 +18,90 @@ from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.process.wake_up import WakeUp, counts_of
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.transport.zeromq import WorkerSocket
+from parenv.worker.step_task import StepTask
 from parenv.worker.worker import Worker
 
-WORKER_ENTRY = "parenv.worker.process:main"
+
+def serve_messages(arguments: dict[str, Any], *descriptors: int) -> int:
+    """Do what messages ask for until the driver sends ``Close``; return the exit code.
+
+    All messages that have arrived are read before the next task begins.
+
+    The wake-ups, if any, are that of the main process, and the two that alternate in asking all workers to load a
+    version, see :class:`~parenv.pool.synchronization.Synchronization`. Without them versions come by message only.
+    """
+    with _opened(arguments, *descriptors) as (worker, socket, wake_ups):
+        while worker.open:
+            try:
+                busy = worker.work()
+                loads = worker.loads if wake_ups else None
+                if loads is not None and loads.load():
+                    wake_ups[0].notify(1)
+                while worker.open and (frames := socket.receive(block=not busy and loads is None)) is not None:
+                    worker.receive(from_frames(frames)[1])
+                    busy = True
+                if loads is not None and not busy and worker.open and not loads.is_asked:
+                    socket.wait(wake_ups[1 + loads.turn].fileno())
+            except BaseException as error:
+                worker.fail(error)
+    return 0
 
 
-def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int, stacks_fd: int, *wake_ups: int) -> int:
-    """Serve the driver until it says ``Close``; the exit code.
+def serve_steps(arguments: dict[str, Any], *descriptors: int) -> int:
+    """Serve requests in shared memory and messages until the driver sends ``Close``; return the exit code.
+
+    Both kinds come with a wake-up, so this loop waits in one place only. The main process is notified after the data
+    is written. An eventfd goes through the kernel, so the process that it wakes sees everything that was written to
+    shared memory or to the socket before.
+
+    The wake-ups are that of the main process and that of this worker.
+    """
+    with _opened(arguments, *descriptors) as (worker, socket, (answers, wake_up)):
+        progress = worker.progress
+        cell, waiting = progress.cell, code("waiting")
+        _drain(worker)
+        take = _take_after_spinning(worker, wake_up)
+        # While a driver waits for other workers to step, it must learn at once that a restarted worker is ready.
+        answers.notify(1)
+        while worker.open:
+            cell[0] = waiting
+            echoes, messages, all_rows, orders = counts_of(take())
+            try:
+                if echoes:
+                    progress.heartbeat[0] += 1
+                    answers.notify(1)
+                _receive(worker, socket, answers, messages)
+                if worker.failed:
+                    continue
+                task: Any = worker.task
+                while orders:
+                    orders -= task.serve(orders)
+                    answers.notify(1)
+                if all_rows:
+                    task.step_all()
+                    answers.notify(1)
+            except BaseException as error:
+                worker.fail(error)
+                answers.notify(1)
+    return 0
+
+
+@contextlib.contextmanager
+def _opened(
+    arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int, stacks_fd: int, *wake_up_fds: int
+) -> Iterator[tuple[Worker, WorkerSocket, list[WakeUp]]]:
+    """Make the worker, its socket and its wake-ups; close worker and socket afterwards.
 
     Args:
-        arguments: which worker this is, and the process id of its driver.
-        socket_fd: the listening socket that the driver has made for it.
-        memory_fd: the shared memory.
-        job_fd: the pickled job.
-        stacks_fd: where to write stacks.
-        *wake_ups: Descriptors of wake-ups. For a step task: of the main process and of this worker. For a pool:
-            of the main process, and the two that alternate in asking all workers to load a version.
+        arguments: Worker, generation and process id of the driver.
+        socket_fd: Listening socket that the driver made for this worker.
+        memory_fd: Shared memory.
+        job_fd: Pickled job.
+        stacks_fd: Pipe for stacks.
+        *wake_up_fds: Wake-ups.
     """
-    # First of all, because without a handler the signal that asks for a stack kills. When native code crashes, stacks
-    # go to stderr.
+    # This must come first: without a handler, the signal that asks for a stack kills the process. If native code
+    # crashes, stacks go to stderr.
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=stacks_fd)
     sender = Sender(arguments["worker"], arguments["generation"])
@@ -48,88 +114,29 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
         lambda message: socket.send(to_frames(sender, message)),
         owns_process=True,
     )
-    rung_by, *mine = (WakeUp(wake_up) for wake_up in wake_ups) if wake_ups else (None,)
-    if len(mine) == 1:
-        assert rung_by is not None
-        _serve_requests(worker, socket, rung_by, mine[0])
-    else:
-        _serve_messages(worker, socket, rung_by, mine)
+    yield worker, socket, [WakeUp(descriptor) for descriptor in wake_up_fds]
     worker.close()
     socket.close()
-    return 0
 
 
-def _serve_messages(worker: Worker, socket: WorkerSocket, answers: WakeUp | None, wake_ups: Sequence[WakeUp]) -> None:
-    """Do what messages ask for; all that are there are taken before the next thing is done.
-
-    With wake-ups, the main process requests versions by them too, see
-    :class:`~parenv.pool.synchronization.Synchronization`.
-    """
-    while worker.open:
-        try:
-            busy = worker.work()
-            loads = worker.loads if wake_ups else None
-            if loads is not None and loads.load():
-                assert answers is not None
-                answers.notify(1)
-            while worker.open and (frames := socket.receive(block=not busy and loads is None)) is not None:
-                worker.receive(from_frames(frames)[1])
-                busy = True
-            if loads is not None and not busy and worker.open and not loads.is_asked:
-                socket.wait(wake_ups[loads.turn].fileno())
-        except BaseException as error:
-            worker.fail(error)
-
-
-def _serve_requests(worker: Worker, socket: WorkerSocket, answers: WakeUp, wake_up: WakeUp) -> None:
-    """Serve requests in shared memory and messages. Both come with a wake-up, so this loop waits in one place only.
-
-    The main process is notified after the data is written. An eventfd goes through the kernel, so the process that it
-    wakes sees everything that was written to shared memory or to the socket before.
-    """
-    progress = worker.progress
-    cell, waiting = progress.cell, code("waiting")
-    _work_off(worker)
-    take = _awake_first(worker, wake_up)
-    # A driver that waits for others to step is to hear at once that this one is ready in the place of another.
-    answers.notify(1)
-    while worker.open:
-        cell[0] = waiting
-        echoes, messages, all_rows, orders = counts_of(take())
-        try:
-            if echoes:
-                progress.heartbeat[0] += 1
-                answers.notify(1)
-            _hear(worker, socket, answers, messages)
-            if worker.failed:
-                continue
-            while orders:
-                orders -= worker.task.serve(orders)
-                answers.notify(1)
-            if all_rows:
-                worker.task.step_all()
-                answers.notify(1)
-        except BaseException as error:
-            worker.fail(error)
-            answers.notify(1)
-
-
-def _hear(worker: Worker, socket: WorkerSocket, answers: WakeUp, messages: int) -> None:
+def _receive(worker: Worker, socket: WorkerSocket, answers: WakeUp, messages: int) -> None:
+    """Receive this many messages, and do what they ask for."""
     for _ in range(messages):
-        # A driver that a signal handler cut short may have rung for a message that it does not send before it closes.
+        # A driver that was interrupted by a signal handler may have notified about a message that it does not send
+        # before it closes.
         if not worker.open:
             return
-        # A wake-up may overtake the message that it is rung for.
+        # A wake-up may arrive before the message that it is about.
         frames = socket.receive(block=True)
         assert frames is not None
         worker.receive(from_frames(frames)[1])
-        _work_off(worker)
+        _drain(worker)
         answers.notify(1)
 
 
-def _awake_first(worker: Worker, wake_up: WakeUp) -> Callable[[], int]:
-    """What takes from the wake-up, and looks for a while before it sleeps where the job says so."""
-    spinning = None if worker.task is None else worker.task.spinning
+def _take_after_spinning(worker: Worker, wake_up: WakeUp) -> Callable[[], int]:
+    """Return the function that waits for the wake-up. If the job asks for it, the function spins before it sleeps."""
+    spinning = worker.prepared.spinning if isinstance(worker.prepared, StepTask) else None
     if spinning is None:
         return wake_up.take
     spinner = Spinner(spinning, wake_up.fileno(), worker.progress.spun_ns)
@@ -144,8 +151,8 @@ def _awake_first(worker: Worker, wake_up: WakeUp) -> Callable[[], int]:
     return take
 
 
-def _work_off(worker: Worker) -> None:
-    """Do all that there is to do; whatever is raised, ``SystemExit`` included, becomes a message."""
+def _drain(worker: Worker) -> None:
+    """Do everything that is pending. All exceptions, also ``SystemExit``, become messages."""
     try:
         while worker.work():
             pass

@@ -1,4 +1,4 @@
-"""Collecting from sub-environments of which one that raises is replaced, for ``on_env_error="restart_env"``."""
+"""Replace sub-environments that raise, for ``on_env_error="restart_env"``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from parenv.worker.writing import RolloutWriter
 
 
 class Replacements:
-    """Makes a sub-environment in the place of one that raised, as often as ``RestartPolicy`` allows.
+    """Replaces sub-environments that raise, as often as ``RestartPolicy`` allows.
 
     Args:
-        job: knows the factories, the limit and the seed.
-        stepper: the sub-environments, where another one can be put into a column.
-        first_env_id: env_id of the first.
-        generation: of the process.
-        progress: where to say what is going on.
+        job: Job with the factories, the limit and the seed.
+        stepper: Sub-environments, with a method ``replace``.
+        first_env_id: env_id of the first sub-environment.
+        generation: Generation of the process.
+        progress: Status slot of the worker.
     """
 
     def __init__(self, job: Job, stepper: Any, first_env_id: int, generation: int, progress: StatusSlot) -> None:
@@ -34,15 +34,15 @@ class Replacements:
         self._causes: list[list[Any]] = []
 
     def take_causes(self) -> list[list[Any]]:
-        """``[env_id, doing, exception as text]`` of every replacement since the last time."""
+        """Return ``[env_id, doing, exception as text]`` of each replacement since the last call."""
         causes, self._causes = self._causes, []
         return causes
 
     def make(self, column: int, error: BaseException) -> Any:
-        """Make another environment for a column; what its reset returned.
+        """Make another environment for a column; return what its reset returned.
 
         Raises:
-            BaseException: ``error``, or what another one has raised since, more often than is allowed.
+            BaseException: The last error, if there were more errors than the limit allows.
         """
         progress, env_id = self._progress, self._first + column
         while True:
@@ -63,16 +63,16 @@ class Replacements:
 
 
 class ReplacingCollector(Collector):
-    """Goes on where a sub-environment raises.
+    """Collects although sub-environments raise.
 
-    Its episode ends as truncated with the last transition there was, or, if that one lies in the rollout before, the
-    column is flagged in ``restarted``. The policy acts once more, for this column alone, on the first observation of
-    the new one, so that every row stays a real transition.
+    The episode of the old environment is truncated at its last transition. If that is in the previous rollout, the
+    column is flagged in ``restarted``. The policy acts once more for this column, on the first observation of the new
+    environment, so that every row is a real transition.
 
     Args:
-        replacements: makes the new ones.
-        *arguments: as for :class:`Collector`.
-        **more: likewise.
+        replacements: Factory of the new environments.
+        *arguments: Arguments of :class:`~parenv.worker.collecting.Collector`.
+        **more: Keyword arguments of it.
     """
 
     def __init__(self, replacements: Replacements, *arguments: Any, **more: Any) -> None:
@@ -81,7 +81,7 @@ class ReplacingCollector(Collector):
         self._step = self._step_and_replace
 
     def take_replaced(self) -> list[list[Any]]:
-        """``[env_id, doing, exception as text]`` of every replacement since the last time."""
+        """Return ``[env_id, doing, exception as text]`` of each replacement since the last call."""
         return self._replacements.take_causes()
 
     def _step_and_replace(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter) -> None:
@@ -92,9 +92,9 @@ class ReplacingCollector(Collector):
                 return
             except (Exception, SystemExit) as error:
                 failed = self._progress.env_id - int(self.env_ids[0])
-                first = self._go_on_at(failed, error, rows, step, writer)
+                first = self._replace(failed, error, rows, step, writer)
 
-    def _go_on_at(self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter) -> int:
+    def _replace(self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter) -> int:
         stepper, seen = self._replacements.stepper, writer.observations[step]
         places = {(end.step, end.column) for end in writer.ends}
         observation, info = self._replacements.make(column, error)

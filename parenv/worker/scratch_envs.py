@@ -1,4 +1,4 @@
-"""Sub-environments beside those of the training, and for members of a population: made once, begun anew often."""
+"""Scratch environments: sub-environments beside those of the training, and for members of a population."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from parenv.worker.collecting import Collector, reset
 
 @dataclass(eq=False)
 class ScratchEnvs:
-    """Sub-environments in which episodes begin anew again and again; made when they are first needed.
+    """Sub-environments that are made at the first use, and reset for each use.
 
     Args:
-        factories: make them.
-        env_ids: of them.
-        progress: where to say what is going on.
-        fit: how observations and actions must fit their spaces.
-        step_threads: how many are stepped at once.
-        others: environments that are in use already, and which these must not be.
+        factories: Factories of the environments.
+        env_ids: env_ids of the environments.
+        progress: Status slot of the worker.
+        fit: Rules for observations and actions that do not fit their space.
+        step_threads: Number of threads that step.
+        others: Environments that are in use already. A factory must not return them again.
     """
 
     factories: Factories
@@ -49,16 +49,16 @@ class ScratchEnvs:
         return self._stepper
 
     def over(self, stepper: Stepper) -> ScratchEnvs:
-        """The same over sub-environments that are there already."""
-        there = replace(self)
-        there._stepper = stepper
-        return there
+        """Return a copy that uses existing sub-environments."""
+        copy = replace(self)
+        copy._stepper = stepper
+        return copy
 
     def get_to_know(self, envs: Sequence[Any]) -> None:
-        """Look at environments that have just been made."""
+        """Inspect environments that have just been made."""
 
     def collector(self, actor: Actor, spec: RolloutSpec, seed: int, worker: int) -> tuple[Collector, Rows]:
-        """A collector at the beginning of episodes that the seed decides, and their first observations."""
+        """Reset the sub-environments with seeds; return a collector and the first observations."""
         stepper = self.stepper
         seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
         rows, infos = reset(stepper, spec.observations, seeds)
@@ -66,7 +66,7 @@ class ScratchEnvs:
         return Collector(stepper, actor, spec, rows, env_ids, worker, self.progress, infos=infos), rows
 
     def close(self) -> None:
-        """Close them; who needs them again has them made."""
+        """Close the sub-environments. The next use makes new ones."""
         stepper, self._stepper = self._stepper, None
         if stepper is not None:
             stepper.close()

@@ -28,8 +28,9 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Rows, SideData, StepReady
 from parenv.protocol.plain import as_data, plain_info
 from parenv.worker.calling import ENV_METHODS
-from parenv.worker.failing import FailedCallError, TaskOutput
+from parenv.worker.failing import FailedCallError
 from parenv.worker.job import StepJob
+from parenv.worker.task import TaskOutput
 
 SPACES = ("observation_space", "action_space")
 
@@ -69,11 +70,12 @@ class StepTask:
         """The different spaces of the sub-environments by name, and which of them each has."""
         return {name: each_once([getattr(env, name) for env in self.envs]) for name in SPACES}
 
-    def lay_out(self, layout: Rows, mapping: Any) -> None:
-        """Be told where the step buffer is in shared memory, all of which is mapped there."""
+    def lay_out(self, layout: Rows, mapping: Any) -> StepTask:
+        """Use the step buffer in the shared memory; return this task."""
         observed, acted = leaves_from_data(layout.observations), leaves_from_data(layout.actions)
         spec = StepBufferSpec(layout.num_envs, observed, acted, layout.info_bytes)
         self.use(StepBuffer(spec, mapping, layout.offset))
+        return self
 
     def use(self, step_buffer: StepBuffer) -> None:
         """Step on this step buffer."""

@@ -1,8 +1,8 @@
-"""Collecting whole episodes, for losses over Monte-Carlo returns."""
+"""Collect whole episodes, for losses over Monte-Carlo returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,49 +14,57 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import NAMED, PER_STEP, Ends, Rollout
 from parenv.memory.layout import MAX_EPISODE_STEPS
 from parenv.memory.trees import concatenated, map_trees
+from parenv.protocol.messages import Credit
 from parenv.worker.collecting import Collector, Seconds, private_writer
+from parenv.worker.differentiating import Differentiated
+from parenv.worker.writing import RolloutWriter
 
 CHUNK = 64
-"""Rows that are collected into one piece of memory."""
+"""Number of rows per chunk."""
 
 
-class EpisodeCollector:
-    """Plays one episode in every sub-environment, all by one version of the policy.
+class EpisodeCollector(Collector):
+    """Collect one whole episode of every sub-environment, all by one version of the policy.
 
     The number per sub-environment is fixed, since taking the episodes that end first would favour short ones. A
-    sub-environment that is done early goes on, unheard, until the last one is.
+    sub-environment that finishes early continues until the last one finishes, and these steps are dropped.
 
     Args:
-        collector: over the sub-environments; nobody else may use it.
-
-    Attributes:
-        all_fresh: whether every sub-environment is at the beginning of an episode.
+        *arguments: Arguments of :class:`~parenv.worker.collecting.Collector`.
+        **more: Keyword arguments of it.
     """
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-        collector.spec = replace(collector.spec, rollout_length=CHUNK)
-        self.all_fresh = True
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.spec = replace(self.spec, rollout_length=CHUNK)
+        self._all_fresh = True
+        """Whether every sub-environment is at the beginning of an episode."""
+        self._episodes: Rollout | None = None
 
-    def collect(self, policy_version: int) -> tuple[Rollout, Seconds]:
-        """The episodes one behind the other, as a rollout ``[N, 1]``.
+    def set_state(self, state: dict[str, Any], seeds: Sequence[int], broken: bool) -> list[int]:
+        """Restore a state. The next rollout begins with a restart, because episodes may be in progress."""
+        self._all_fresh = False
+        return super().set_state(state, seeds, broken)
+
+    def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
+        """Collect the episodes in chunks of private memory. They do not go through the slot.
 
         Raises:
-            ConfigurationError: an episode does not end.
-            StopCollectingError: the driver wants this worker to end.
+            ConfigurationError: An episode does not end.
+            StopCollectingError: The driver wants this worker to end.
         """
-        collector, batch = self._collector, self._collector.stepper.num_envs
-        if not self.all_fresh:
-            collector.restart()
+        batch = self.stepper.num_envs
+        if not self._all_fresh:
+            self.restart()
         missing, seconds = set(range(batch)), Seconds(0.0, 0.0)
         pieces: list[list[Rollout]] = [[] for _ in range(batch)]
         while missing:
-            writer = private_writer(collector.spec, batch)
-            spent = collector.collect(writer, enough=_all_of(missing))
+            chunk_writer = private_writer(self.spec, batch)
+            spent = super().collect(chunk_writer, enough=_all_of(missing))
             seconds = Seconds(seconds.environment + spent.environment, seconds.acting + spent.acting)
-            chunk = collector.rollout(writer, policy_version)
+            chunk = super().rollout(chunk_writer, -1)
             steps, columns = chunk.final_index
-            records = writer.end_records()
+            records = chunk_writer.end_records()
             for column in sorted(missing):
                 ends = steps[columns == column]
                 mine = episodes_of(records[records["column"] == column][:1], chunk.env_ids)
@@ -68,8 +76,19 @@ class EpisodeCollector:
                         f"an episode has not ended after {MAX_EPISODE_STEPS:,} env steps: wrap the environment in "
                         'gymnasium.wrappers.TimeLimit, or do without rollout_length="episode"'
                     )
-        self.all_fresh = batch == 1
-        return _joined(pieces, collector.initial_carry(1)), seconds
+        self._all_fresh = batch == 1
+        self._episodes = _joined(pieces, self.initial_carry(1))
+        return seconds
+
+    def rollout(self, writer: RolloutWriter, policy_version: int, postprocessed: bool = True) -> Rollout:
+        """Return the episodes that were collected last, one after another, as a rollout ``[N, 1]``."""
+        episodes, self._episodes = self._episodes, None
+        assert episodes is not None
+        return replace(episodes, policy_version=policy_version)
+
+    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Any:
+        """Return the number of env steps, the metrics of ``loss_fn``, and the episodes."""
+        return [rollout.num_steps, learned.metrics, rollout.episodes.columns()]
 
 
 def _all_of(missing: set[int]) -> Callable[[Any], bool]:
@@ -83,7 +102,7 @@ def _all_of(missing: set[int]) -> Callable[[Any], bool]:
 
 
 def _piece(chunk: Rollout, column: int, count: int, episodes: EpisodeStatistics) -> Rollout:
-    """The first rows of a column of a chunk, with the next observations in place of the shifted ones."""
+    """Return the first rows of a column of a chunk. Next observations replace the shifted ones."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, list):
