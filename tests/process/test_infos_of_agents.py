@@ -111,6 +111,18 @@ def test_an_info_with_a_default_is_there_for_all_agents(kind: Any) -> None:
         assert rows.infos["_late"].any() == (name == "fox")
 
 
+@pytest.mark.parametrize("kind", [Telling, TellingTurns])
+def test_postprocess_gets_the_infos_of_the_agents(kind: Any) -> None:
+    def doubled(policy: Any, rows: Any) -> Any:
+        return {"doubled": rows.infos["total"] * 2}
+
+    how: Any = {"infos": ("total", "mask"), "num_workers": 0, "rollout_length": 5, "postprocess": doubled}
+    with AsyncWorkerPool([lambda: kind(0)], {"hen": as_told, "fox": as_told}, policy_of=species, **how) as pool:
+        rollout: Any = next(pool.rollouts())
+    for rows in rollout.values():
+        assert (rows.extras["doubled"] == rows.infos["total"] * 2)[rows.alive].all()
+
+
 def test_an_info_that_no_agent_is_told_is_an_error_that_says_what_there_is() -> None:
     with pytest.raises(ConfigurationError, match=r"infos names 'rank', but .*: what they returned is \['late', 'mask'"):
         AsyncWorkerPool(
