@@ -1,9 +1,9 @@
-"""Is this checkout slower than another? Both do the same work in slices of 80 ms, in turn.
+"""Speed of this checkout compared with another one. Both do the same work in turn, in slices of 80 ms.
 
-Each case has a process of either checkout that lasts, so that whatever else the machine does meets both alike; they
-are started anew several times, because two processes of one program differ by a percent too. What is printed is the
-median over all pairs of slices of new over old, with its quartiles: env steps per second, and env steps per second of
-processor time, of the workers too. Where everything is in process, both are on the same core.
+Each case has one process per checkout, so that other load on the machine affects both alike. Both restart several
+times, because two processes of the same program also differ by about one percent. The script prints the ratio of new
+to old, as the median over all pairs of slices with its quartiles. One ratio is for env steps per second, the other for
+env steps per second of processor time, including workers. If a case has no workers, both processes use the same core.
 
 python benchmarks/against.py OLD_CHECKOUT [--new CHECKOUT] [--rounds 5] [--pairs 40] [CASE ...]
 """
@@ -32,7 +32,7 @@ SLICE_S, WARM_UP_SLICES = 0.08, 5
 
 
 def make_env() -> Any:
-    """As cheap as environments are."""
+    """Make an environment that costs almost nothing."""
     return gym.make("CartPole-v1")
 
 
@@ -110,7 +110,7 @@ def serve(case: str) -> None:
 
 
 def processor_s(others: list[psutil.Process]) -> float:
-    """Of this process and others; what psutil has of those counts in hundredths of a second."""
+    """Return processor seconds of this process and of others. psutil reports those in hundredths of a second."""
     files = [file for other in others for file in Path(f"/proc/{other.pid}/task").glob("*/schedstat")]
     return time.process_time() + sum(int(file.read_text().split()[0]) for file in files) / 1e9
 

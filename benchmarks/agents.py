@@ -1,8 +1,7 @@
-"""What policies by name cost: a row of a pool with one agent, and two policies of 32 rows each beside one of 64.
+"""Overhead of named policies: a pool with one agent, and two policies of 32 rows compared with one of 64 rows.
 
-An environment of one agent whose step takes and gives dicts, as PettingZoo's do, is run by a pool with a policy by
-name, and, through a wrapper that picks the agent out of the dicts, by a pool with one policy. All in one process,
-without workers, where nothing else is measured.
+The environment has one agent and dicts as in PettingZoo. One pool has a named policy. The other pool has a single
+policy and a wrapper that takes the agent out of the dicts. All run in one process, without workers.
 
 python benchmarks/agents.py
 """
@@ -36,11 +35,11 @@ class Dicts:
         self.agents = list(agents)
 
     def observation_space(self, agent: str) -> Any:
-        """Of an agent."""
+        """Return the observation space of an agent."""
         return self._envs[agent].observation_space
 
     def action_space(self, agent: str) -> Any:
-        """Of an agent."""
+        """Return the action space of an agent."""
         return self._envs[agent].action_space
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
@@ -107,7 +106,7 @@ def lean(observations: Any) -> Any:
 
 
 def rate(make_env: Any, policy: Any, rows: int = 1, **more: Any) -> Callable[[], float]:
-    """Rows per second of a pool that is made anew for every measurement; all agents of it count as alive."""
+    """Return a function that measures rows per second of a new pool. All its agents count as alive."""
 
     def measure() -> float:
         how: dict[str, Any] = {"num_envs": 32, "num_workers": 0, "rollout_length": ROLLOUT_LENGTH, **more}

@@ -3,8 +3,8 @@
 The loop acts by the same policy and keeps nothing; ``keeping`` copies what a learner needs into arrays of a rollout.
 Those whose library is not installed are left out.
 
-On a GPU: a simulator whose frames are tensors there, and a learner there, which gets rollouts that lie in shared memory
-of the host, or on the GPU.
+The GPU case has a simulator whose frames are tensors on the GPU. The learner on this GPU reads rollouts in shared
+memory of the host, or on the GPU.
 
 python benchmarks/batches.py
 python benchmarks/batches.py gpu
@@ -25,6 +25,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from lib.common import interleaved, keep, save, summary
+from lib.subjects import zeros
 
 from parenv import AsyncWorkerPool, TorchPolicy, WorkerOptions
 
@@ -33,19 +34,19 @@ BARE = "bare loop"
 
 
 def cartpoles() -> Any:
-    """Of Gymnasium, in NumPy."""
+    """Make Gymnasium's CartPole, in NumPy."""
     return gym.make_vec("CartPole-v1", num_envs=4096, vectorization_mode="vector_entry_point").unwrapped
 
 
 def pongs() -> Any:
-    """Of EnvPool, in C++."""
+    """Make EnvPool's Pong, in C++."""
     import envpool
 
     return envpool.make_gymnasium("Pong-v5", num_envs=8, num_threads=1)
 
 
 def jax_cartpoles() -> Any:
-    """Of gymnax, in JAX."""
+    """Make gymnax's CartPole, in JAX."""
     import gymnax
     from gymnax.wrappers.gym import GymnaxToVectorGymWrapper
 
@@ -56,13 +57,8 @@ def jax_cartpoles() -> Any:
 
 
 def lean(observations: Any) -> Any:
-    """To where the pole leans."""
+    """Push the cart to the side to which the pole leans."""
     return (np.asarray(observations)[:, 2] > 0).astype(np.int64)
-
-
-def zeros(observations: Any) -> Any:
-    """Nothing."""
-    return np.zeros(len(observations), np.int64)
 
 
 CASES: dict[str, tuple[str, Callable[[], Any], Any]] = {
@@ -161,7 +157,7 @@ class Brightness(torch.nn.Module):
         self.threshold = torch.nn.Parameter(torch.tensor(128.0))
 
     def act(self, frames: Any) -> Any:
-        """Whether it is bright."""
+        """Return whether each frame is bright."""
         return ((frames[:, -1, 0, 0] > self.threshold).long(),)
 
 

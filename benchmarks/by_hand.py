@@ -1,7 +1,7 @@
-"""Is a vector env near the loop that one would write by hand? Steps and processor time of both, in windows in turn.
+"""Vector env compared with a loop written by hand: steps and processor time of both, in windows in turn.
 
-By hand is `lib/by_hand.py`: two pipes, arrays in shared memory, and nothing else, no infos, errors, limits or spaces
-other than arrays.
+The loop in `lib/by_hand.py` has two pipes and arrays in shared memory. It has no infos, errors, limits or spaces other
+than arrays.
 
 python benchmarks/by_hand.py                  all cases
 python benchmarks/by_hand.py cartpole-64 ...  some of: cartpole-8, cartpole-64, lunarlander-16, halfcheetah-16
@@ -30,7 +30,7 @@ LIMIT, BY_HAND, SYNC = "two bare loops", "by hand", "SyncVectorEnv"
 
 
 class Window(NamedTuple):
-    """What one window had.
+    """Results of one window.
 
     Args:
         rate: env steps per second.

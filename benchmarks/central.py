@@ -1,7 +1,7 @@
-"""One forward for all against one in every worker: local against ``WorkerOptions(step_workers=)``.
+"""Centralized inference with ``WorkerOptions(step_workers=)``, compared with inference in each worker.
 
-The policy is a forward on a device that serves one at a time, as a GPU does: it takes a lock and sleeps, so many
-milliseconds whatever the number of rows; or a real convolution net on the CPU, which every worker has a core for.
+One policy imitates a device that serves one process at a time, such as a GPU. It takes a lock and sleeps for a time
+that does not depend on the number of rows. The other policy is a convolutional network on the CPU.
 
 python benchmarks/central.py
 """

@@ -1,6 +1,6 @@
-"""What a rollout costs the driver: microseconds, copies, messages; and its memory over 10,000 rollouts.
+"""Overhead of a rollout in the driver: microseconds, copies and messages, and memory over 10,000 rollouts.
 
-Once for rollouts of 4096 env steps that come seldom and find the caches cold, once for tiny ones back to back.
+One case has rare rollouts of 4096 env steps, which find cold caches. The other case has tiny rollouts in sequence.
 
 python benchmarks/driver.py
 """

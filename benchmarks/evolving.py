@@ -1,4 +1,4 @@
-"""64 CartPole agents that evolve, against the best of 64 that do not, at equal env steps; and what evolving costs.
+"""64 CartPole agents that evolve, compared with 64 that do not, at equal env steps; and the overhead of evolution.
 
 python benchmarks/evolving.py [SEED ...]
 
@@ -31,7 +31,7 @@ SOLVED = 475.0
 
 @dataclass(frozen=True)
 class Never(Tournament):
-    """Nobody becomes anybody's child."""
+    """Exploitation rule that never copies a member."""
 
     def parents(self, due: Sequence[int], scores: Any, generator: Any) -> dict[int, int]:
         """Nobody."""
@@ -100,7 +100,7 @@ def run(evolve: Tournament, seed: int) -> dict[str, float]:
 
 
 def bytes_per_env_step() -> int:
-    """Of what a rollout of CartPole holds: observation, action, reward and two flags."""
+    """Return the size of CartPole's rollout fields: observation, action, reward and two flags."""
     return 4 * 4 + 8 + 4 + 2
 
 

@@ -1,4 +1,4 @@
-"""How soon a worker's death or hang is noticed, and how soon there is another one at work.
+"""Time until the death or hang of a worker is noticed, and until its replacement works.
 
 CartPole with a torch policy, two workers, the driver waiting for rollouts. ``nemesis.py`` has the long run.
 
@@ -57,7 +57,7 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Noticed(logging.Handler):
-    """When the pool said that it restarts a worker."""
+    """Handler that records the times of the pool's messages about restarts."""
 
     def __init__(self) -> None:
         super().__init__()

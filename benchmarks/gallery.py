@@ -1,7 +1,7 @@
 """Learning curves of the examples beside a reference implementation: return over env steps and over seconds.
 
-Runs of all systems and seeds take turns, each in a process of its own. What is run is kept in
-``results/gallery_NAME.json`` with its picture, and shown on the page ``docs/gallery.md``, which is written anew.
+Runs of all systems and seeds take turns, each in a process of its own. Results are stored in
+``results/gallery_NAME.json`` with a picture. The script also updates the page ``docs/gallery.md``.
 
 python benchmarks/gallery.py cartpole-ppo
 """
@@ -216,14 +216,14 @@ def draw(name: str, found: Mapping[str, Sequence[Sequence[Point]]], path: Path) 
 
 
 def block() -> str:
-    """What the page shows of what is kept, with the markers around it."""
+    """Return the generated part of the page, with the markers around it."""
     kept = [name for name in SUBJECTS if (RESULTS / f"gallery_{name}.json").exists()]
     parts = [_entry(name, json.loads((RESULTS / f"gallery_{name}.json").read_text())) for name in kept]
     return "<!-- curves -->\n" + ("\n".join(parts) or "No curves are kept yet.\n") + "<!-- end of curves -->"
 
 
 def filled(page: str) -> str:
-    """The page with its curves written anew."""
+    """Return the page with new curves."""
     return re.sub(r"<!-- curves -->.*<!-- end of curves -->", lambda _: block(), page, flags=re.DOTALL)
 
 

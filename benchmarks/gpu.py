@@ -25,7 +25,7 @@ NUM_ENVS, NUM_WORKERS, ROLLOUT_LENGTH, UPDATES, WARM_UPS, REPEATS = 32, 4, 64, 1
 
 
 class Case(NamedTuple):
-    """Where learner and workers live, and how a rollout gets to the learner."""
+    """Devices of learner and workers, and the path of a rollout to the learner."""
 
     learner: str
     workers: str

@@ -54,7 +54,7 @@ def draw(curves: dict[str, list[Any]], path: Path) -> None:
 
 
 def lag_of(runs: list[Any]) -> Counter[int]:
-    """How often each lag came, in all runs together."""
+    """Count each policy lag in all runs together."""
     counts: Counter[int] = Counter()
     for run in runs:
         counts.update(run.policy_lag)

@@ -28,7 +28,7 @@ MEGABYTES, WARM_UPS = 40, 2
 
 
 def calibrated(seconds: float) -> int:
-    """How many times a small matrix has to be multiplied by itself to take so long."""
+    """Return the number of products of small matrices that take a given time."""
     matrix, count = np.ones((64, 64)), 200
     best = min(_timed(lambda: [matrix @ matrix for _ in range(count)]) for _ in range(20))
     return round(seconds * count / best)

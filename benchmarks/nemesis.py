@@ -1,4 +1,4 @@
-"""Faults at Poisson times against pools and vector envs whose every transition is audited; slices without, to compare.
+"""Random faults in pools and vector envs, with an audit of each transition, and slices without faults to compare.
 
 Prints one table. ``make soak`` runs the same.
 
@@ -31,6 +31,7 @@ import psutil
 import torch
 from gymnasium.vector import AutoresetMode
 from lib.common import save
+from lib.subjects import zeros
 
 from parenv import AsyncWorkerPool, GradientOptions, ParallelVectorEnv, RestartPolicy, TorchPolicy, WorkerOptions
 from parenv.process import launcher
@@ -95,7 +96,7 @@ def open_orders(path: str) -> mmap.mmap:
 
 @dataclass
 class Found:
-    """What the audit of one scenario has found."""
+    """Result of the audit of one scenario."""
 
     transitions: int = 0
     wrong: Counter[str] = field(default_factory=Counter)
@@ -164,7 +165,7 @@ class Nemesis:
 
 
 class Subject(Protocol):
-    """What the nemesis is set upon."""
+    """Subject of the nemesis."""
 
     @property
     def workers(self) -> Any:
@@ -192,10 +193,6 @@ class Learner(torch.nn.Module):
 def loss_fn(policy: Any, rollout: Any) -> Any:
     log_prob = torch.distributions.Categorical(logits=policy.module.logits).log_prob(rollout.actions)
     return -(log_prob * rollout.rewards / (1 << 20)).mean()
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 class PoolSubject:
@@ -273,7 +270,7 @@ class PoolSubject:
 
 
 def audit(rollout: Any, expected: dict[int, tuple[int, ...]], found: Found) -> None:
-    """Count a rollout that is wrong by what is wrong with it, and go on behind it."""
+    """Count a faulty rollout by its fault, and continue behind it."""
     before = dict(expected)
     try:
         check_ledger(rollout, expected)
@@ -366,7 +363,7 @@ def following(observation: Sequence[int]) -> list[int]:
 
 
 def wrong_with_row(last: Sequence[int], row: int, results: Any) -> str:
-    """What is wrong with one row of a step's results, by the observation before: ``""`` if nothing is."""
+    """Return the fault in one row of a step's results, by the observation before, or ``""``."""
     observations, rewards, terminated, truncated, infos = results
     env_id, episode, step = last
     ended = bool(terminated[row] or truncated[row])
@@ -399,7 +396,7 @@ SCENARIOS: dict[str, Callable[[str], Subject]] = {
 
 
 def rate(subject: Subject, found: Found, seconds: float, nemesis: Nemesis, disturbed: bool) -> float:
-    """Env steps per second, over at least so long and until everybody who was lost is back."""
+    """Return env steps per second over at least this time, until all lost workers are back."""
     began, before = time.monotonic(), found.transitions
     thread = nemesis.begin(seconds) if disturbed else None
     try:
@@ -449,7 +446,7 @@ def scenario(make: Callable[[str], Subject], seconds: float) -> dict[str, Any]:
 
 
 def ratio(typical: Callable[[Sequence[float]], float], rates: Mapping[bool, Sequence[float]]) -> float:
-    """What is left of the throughput under faults."""
+    """Return the share of throughput that remains under faults."""
     return typical(rates[True]) / typical(rates[False])
 
 
@@ -475,7 +472,7 @@ def descriptors(helpers: set[str]) -> set[str]:
 
 
 def left_behind(before: set[str]) -> list[str]:
-    """What is owned beyond what was before, and does not go away within a few seconds."""
+    """Return resources that were not there before and that remain after a few seconds."""
     gc.collect()
     deadline = time.monotonic() + 3.0
     while (left := owned_now() - before) and time.monotonic() < deadline:
@@ -504,7 +501,7 @@ def run(seconds: float, names: Sequence[str] = tuple(SCENARIOS)) -> dict[str, An
 
 
 def row_of(result: Mapping[str, Any]) -> list[str]:
-    """What the table shows of one scenario, in the order of the columns."""
+    """Return the table's row of one scenario, in the order of the columns."""
     recover = result["seconds_to_recover"]
     return [
         f"{result['transitions']:,}",

@@ -126,7 +126,7 @@ def sleeping() -> Any:
 
 
 def publish() -> Any:
-    """Until every one of 16 workers on 4 hosts has loaded a new version."""
+    """Return seconds until all of 16 workers on 4 hosts have loaded a new version."""
     found: dict[str, Any] = {}
     for megabytes in (1, 40):
         policy = weighty_policy(megabytes * 1_000_000)

@@ -38,7 +38,7 @@ def play(sampling: Any, players: int = PLAYERS) -> Any:
 
 
 def exploitability(strategy: Any) -> float:
-    """What the best answer to a strategy scores beyond a half."""
+    """Return the score of the best answer to a strategy beyond a half."""
     return float((SCORES @ strategy).max() - 0.5)
 
 

@@ -1,4 +1,4 @@
-"""Collecting rollouts with a policy, against the ideal loop: the same work side by side in processes that tell nobody.
+"""Rollouts with a policy, compared with the upper bound: the same work in independent processes.
 
 python benchmarks/rollouts.py            all cases
 python benchmarks/rollouts.py cartpole   one of: cartpole, sleeping, pong

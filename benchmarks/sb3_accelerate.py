@@ -1,4 +1,4 @@
-"""What accelerate brings Stable-Baselines3: collecting beside its own vec envs, PPO to 475, learning curves over seeds.
+"""Gain of accelerate for Stable-Baselines3: collection rate, PPO to a return of 475, learning curves over seeds.
 
 python benchmarks/sb3_accelerate.py                 collecting, and PPO on CartPole-v1 to a mean return of 475
 python benchmarks/sb3_accelerate.py curves [NAME]   learning curves, over seeds: "CartPole, PPO", "Pendulum, SAC" ...
@@ -81,7 +81,7 @@ STOPS = 1_000_000_000
 
 @contextlib.contextmanager
 def learner(kind: type[Any], env_id: str, n_envs: int, how: str, seed: int, **settings: Any) -> Iterator[Any]:
-    """A model on environments of one kind, closed behind it."""
+    """Make a model on environments of one kind, and close it at the end."""
     of = SubprocVecEnv if how == "SubprocVecEnv" else DummyVecEnv
     # Given an id, make_vec_env makes environments that can be drawn, of which LunarLander simulates the flames too.
     envs = make_vec_env(partial(gym.make, env_id), n_envs, seed, vec_env_cls=of)

@@ -1,8 +1,8 @@
-"""How cost grows: with the number of workers, with the number of sub-environments, with the size of the weights.
+"""Cost by number of workers, by number of sub-environments and by size of the weights.
 
-Every curve is the time per unit at several sizes, such as microseconds per env step with 64 and with 4,096
-sub-environments, and what is fitted to it: cost(n) = a + b n, whose time per unit a / n + b falls towards b. Whatever
-is not linear shows as a time per unit that rises.
+Each curve is the time per unit at several sizes, such as microseconds per env step with 64 and with 4,096
+sub-environments. The fit is cost(n) = a + b n, whose time per unit a / n + b falls towards b. A time per unit that
+rises shows a cost that is not linear.
 
 python benchmarks/scaling.py                      all parts
 python benchmarks/scaling.py workers weights ...  some of: workers, environments, weights
@@ -91,13 +91,13 @@ def workers() -> Samples:
 
 
 def bare_loops_of_sleepers(notes: Notes, loops: IdealLoops, n: int) -> float:
-    """What a step takes in processes that tell nobody."""
+    """Return seconds per step in independent processes."""
     seconds = rounds(n) * SLEEPERS_LENGTH * SLEEP_S
     return notes.note("env step of a worker, bare loops", n, n / loops.rate(seconds, n))
 
 
 def rounds(n: int) -> int:
-    """How many rollouts to take from each of so many workers: of few more, as each sleeps at random."""
+    """Return the number of rollouts per worker. Few workers need more of them, as each sleeps at random."""
     return max(MIN_ROUNDS, MIN_ROLLOUTS // n)
 
 
@@ -122,7 +122,7 @@ def pool_of_sleepers(notes: Notes, mode: Any, make: Any, n: int) -> float:
 
 
 def decisions(notes: Notes, n: int) -> float:
-    """What deciding alone takes, without a process: who gets a credit, and which rollout comes next."""
+    """Measure the decisions alone, without a process: next request and next rollout."""
     dispatch = Dispatch(n, prefetch=1)
     working = [*dispatch.issue()]
     began = time.process_time()
@@ -148,7 +148,7 @@ def environments() -> Samples:
 
 
 def cartpoles(n: int, stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
-    """What steps so many of them, each in two processes; all are closed by the stack."""
+    """Return functions that step ``n`` sub-environments in two processes. The stack closes them."""
     make = MAKERS["cartpole"]
     actions = sampled_actions(make, n)
     loops = IdealLoops(lambda: bare_loop(make, actions[:, : n // FEW_WORKERS]), FEW_WORKERS)
@@ -183,7 +183,7 @@ def weights() -> Samples:
 
 
 def published(num_bytes: int, rounds: int, stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
-    """What publishes so much, or only copies it; the pool is closed by the stack."""
+    """Return functions that publish this many bytes, or only copy them. The stack closes the pool."""
     policy = weighty_policy(num_bytes)
     pool = stack.enter_context(AsyncWorkerPool("CartPole-v1", policy, num_workers=FEW_WORKERS))
     blocks = [np.zeros(num_bytes, np.uint8) for _ in range(FEW_WORKERS + 2)]

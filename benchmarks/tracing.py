@@ -1,4 +1,4 @@
-"""What a timeline costs: the same pool with a trace and without, in turn, and what the trace takes of the driver.
+"""Overhead of a timeline: the same pool with and without a trace, in turn, and the trace's time in the driver.
 
 python benchmarks/tracing.py
 """
@@ -69,7 +69,7 @@ def measure(mode: Any, path: Path) -> dict[str, Any]:
 
 
 def cost(without: list[float], traced: list[float]) -> dict[str, float]:
-    """By how much the rate is lower, from pairs that were measured one right after the other."""
+    """Return the loss of rate, from pairs that were measured one after the other."""
     pairs = [1 - slower / faster for slower, faster in zip(traced, without, strict=True)]
     quarters = statistics.quantiles(pairs)
     return {

@@ -1,4 +1,4 @@
-"""Stepping vector envs, as a share of the limit: two processes that run the bare ``env.step`` loop and tell nobody.
+"""Steps of vector envs, as a share of the upper bound: two independent processes with a plain ``env.step`` loop.
 
 python benchmarks/vector_env.py                  all cases
 python benchmarks/vector_env.py cartpole-64 ...  some of: cartpole-8, cartpole-64, cartpole-256, lunarlander-16,
@@ -43,7 +43,7 @@ NAMES = {
 
 
 class Yardstick:
-    """What anybody would write first: forked workers, shared memory, a doorbell each, and nothing else.
+    """Vector env as a first version by hand: forked workers, shared memory, a wake-up each, no checks.
 
     It has no errors, infos, timeouts, closed processes or spaces other than arrays.
     """
@@ -104,7 +104,7 @@ class Yardstick:
 
 
 def compare(case: str, num_envs: int) -> dict[str, Any]:
-    """Everybody on the same environments and actions, interleaved."""
+    """Measure all systems in turn, on the same environments and actions."""
     make = MAKERS[case]
     actions = sampled_actions(make, num_envs)
     factories = [make] * num_envs

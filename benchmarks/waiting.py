@@ -1,7 +1,7 @@
-"""64 environments that only wait, 2 ms a step on average: what does an env step cost the processors?
+"""Processor time per env step of 64 environments that only wait, for 2 ms per step on average.
 
-The same written by hand, with shared arrays and two pipes, has the least to do; "threads" are two workers with 32
-threads each, which wait for the slowest of 32 in each step.
+The lower bound is a loop written by hand, with shared arrays and two pipes. "threads" are two workers with 32 threads
+each, which wait for the slowest of 32 sub-environments in each step.
 
 python benchmarks/waiting.py [WINDOWS]
 """
@@ -30,7 +30,7 @@ Run = Callable[[float], int]
 
 
 def pool(num_workers: int, step_threads: int) -> tuple[Run, Sequence[int], Callable[[], None]]:
-    """What takes rollouts of a pool for a while, its workers, and what closes it."""
+    """Return a function that takes a pool's rollouts for a while, its workers, and a function that closes it."""
     options = WorkerOptions(step_threads=step_threads, preload=PRELOAD)
     opened = AsyncWorkerPool(
         Sleeper, zeros, num_envs=NUM_ENVS, num_workers=num_workers, rollout_length=ROLLOUT_LENGTH, workers=options

@@ -1,4 +1,4 @@
-"""What somebody would write by hand: shared arrays and two pipes. No infos, no checks, no restarts, nobody watched."""
+"""Vector env written by hand: shared arrays and two pipes, without infos, checks, restarts or supervision."""
 
 from __future__ import annotations
 

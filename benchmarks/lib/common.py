@@ -1,4 +1,4 @@
-"""What all benchmarks share: the ideal loop, interleaved repeats, machine facts, results as JSON."""
+"""Shared parts of the benchmarks: the ideal loop, interleaved repeats, facts about the machine, results as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def machine() -> dict[str, Any]:
-    """Facts of this machine and of what is installed."""
+    """Return facts about this machine and installed packages."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     return {
@@ -60,7 +60,7 @@ def interleaved(
 
 
 def summary(found: Mapping[str, Sequence[float]], reference: str) -> dict[str, Any]:
-    """Median, smallest and largest of each, and the ratio of its median to that of the reference."""
+    """Return median, minimum and maximum of each series, and the ratio of its median to the reference's."""
     base = statistics.median(found[reference])
     return {
         name: {
@@ -99,7 +99,7 @@ def nature_body() -> torch.nn.Sequential:
 
 
 class IdealLoops:
-    """Processes that do the same work side by side and tell nobody: the limit.
+    """Independent processes that do the same work: the upper bound.
 
     Args:
         loop: ``(seconds) -> env steps``, made in the process by ``make_loop()``.
@@ -122,7 +122,7 @@ class IdealLoops:
             pipe.recv()
 
     def rate(self, seconds: float, count: int | None = None) -> float:
-        """Env steps per second of all together, or of so many of them while the others wait."""
+        """Return env steps per second of all processes, or of the first ``count`` while the others wait."""
         pipes = self._pipes[:count]
         for pipe in pipes:
             pipe.send(seconds)
@@ -148,7 +148,7 @@ def _serve_loop(pipe: Any, pickled: bytes) -> None:
 
 
 def ideal_loop(make_env: Callable[[], Any], act: Callable[[Any], Any], num_envs: int) -> Callable[[float], int]:
-    """The bare loop: act on a batch, step each, reset where an episode ends, keep the observations."""
+    """Make the plain loop: act on a batch, step each environment, reset ended episodes, keep observations."""
     envs = [make_env() for _ in range(num_envs)]
     steps = [env.step for env in envs]
     observations = np.stack([env.reset()[0] for env in envs])

@@ -61,7 +61,7 @@ def namespaces(count: int) -> Iterator[list[str]]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Return an unused port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

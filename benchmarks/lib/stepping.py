@@ -33,7 +33,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def sampled_actions(make: Callable[[], Any], num_envs: int) -> Any:
-    """64 batches of actions, the same for everybody."""
+    """Return 64 batches of actions, equal for all systems."""
     env = make()
     env.action_space.seed(0)
     actions = np.array([[env.action_space.sample() for _ in range(num_envs)] for _ in range(64)])
@@ -42,7 +42,7 @@ def sampled_actions(make: Callable[[], Any], num_envs: int) -> Any:
 
 
 def bare_loop(make: Callable[[], Any], actions: Any) -> Callable[[float], int]:
-    """Step each, reset where an episode ends, keep nothing."""
+    """Make the plain loop: step each environment, reset ended episodes, keep nothing."""
     envs = [make() for _ in range(actions.shape[1])]
     for env in envs:
         env.reset()

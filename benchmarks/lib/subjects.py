@@ -1,4 +1,4 @@
-"""What is measured: policies and environments."""
+"""Policies and environments of the benchmarks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make_pong() -> Any:
 
 
 def act_with(agent: Agent) -> Any:
-    """The same forward as in a worker, in place."""
+    """Return a function that runs the forward pass of a worker in this process."""
 
     def act(observations: Any) -> Any:
         with torch.inference_mode():
@@ -89,5 +89,5 @@ def act_with(agent: Agent) -> Any:
 
 
 def zeros(observations: Any) -> Any:
-    """No policy to speak of."""
+    """Return zeros."""
     return np.zeros(len(observations), np.int64)

@@ -89,7 +89,7 @@ class Asked:
             raise
 
     def measure(self, seconds: float) -> Any:
-        """What the system measures in about that many seconds."""
+        """Measure the system for about this many seconds."""
         self._signal(signal.SIGCONT)
         try:
             return self._ask(seconds)
@@ -206,7 +206,7 @@ def _end(running: dict[str, Asked], name: str) -> None:
 
 
 def summary(found: Mapping[str, Sequence[float] | str], reference: str) -> dict[str, Any]:
-    """Median, smallest and largest of each with the ratio of its median to the reference's, or why there is none."""
+    """Return median, minimum and maximum of each system and the ratio to the reference, or the failure as text."""
     base = found[reference]
     if isinstance(base, str):
         raise RuntimeError(f"{reference}: {base}")

@@ -34,7 +34,7 @@ TITLES = {
 
 
 def stepping(case: str, workers: int, with_peers: bool) -> list[System]:
-    """Who steps, and the limit."""
+    """Return the systems that step, and the upper bound."""
     sizes = {"case": case, "num_envs": NUM_ENVS}
     ours = {**sizes, "num_workers": workers}
     caller = {**ours, "caller_steps": True}
@@ -51,7 +51,7 @@ def stepping(case: str, workers: int, with_peers: bool) -> list[System]:
 
 
 def rollouts(workers: int, with_peers: bool) -> list[System]:
-    """Who collects rollouts, and the limit."""
+    """Return the systems that collect rollouts, and the upper bound."""
     alone = {"num_envs": NUM_ENVS, "rollout_length": ROLLOUT_LENGTH}
     ours = {**alone, "num_workers": workers}
     peers = [
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _by_workers(question: str) -> dict[int, dict[str, float]]:
-    """What each has reached, by the number of workers."""
+    """Return the rates of each system by number of workers."""
     found = {int(key.split("-")[1]): value for key, value in read("peers_cores").items() if key.startswith(question)}
     return {
         workers: {name: one["median"] for name, one in found[workers].items() if "median" in one}

@@ -45,6 +45,6 @@ def make_pong() -> Any:
 
 
 def factory(case: str) -> Callable[[], Any]:
-    """What makes one environment; ``case``: cartpole, lunarlander, halfcheetah, pong or sleeping."""
+    """Return a factory; ``case``: cartpole, lunarlander, halfcheetah, pong or sleeping."""
     special = {"pong": make_pong, "sleeping": Sleeper}
     return special[case] if case in special else partial(gym.make, IDS[case])

@@ -48,7 +48,7 @@ ENVIRONMENTS = {
 
 @dataclass(frozen=True)
 class Installed:
-    """A virtual environment, or why there is none.
+    """Virtual environment, or the reason why it cannot be installed.
 
     Args:
         python: its interpreter.

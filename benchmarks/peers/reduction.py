@@ -20,7 +20,7 @@ SECONDS, REPEATS = 1.0, 3
 
 
 def systems(megabytes: int) -> list[System]:
-    """Everybody who adds up gradients, and the limit."""
+    """Return the systems that add up gradients, and the upper bound."""
     size = {"megabytes": megabytes}
     return [
         System("limit", "parenv", "reducing", "reading", size),

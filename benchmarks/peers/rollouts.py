@@ -20,7 +20,7 @@ SECONDS, REPEATS = 3.0, 3
 
 
 def systems() -> list[System]:
-    """Everybody who collects rollouts, and the limit."""
+    """Return the systems that collect rollouts, and the upper bound."""
     alone = {"num_envs": NUM_ENVS, "rollout_length": ROLLOUT_LENGTH}
     several = {**alone, "num_workers": NUM_WORKERS}
     return [

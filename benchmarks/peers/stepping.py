@@ -45,7 +45,7 @@ IN_TURN = (
 
 
 def systems(case: str, num_envs: int) -> list[System]:
-    """Everybody who steps sub-environments, and the limit."""
+    """Return the systems that step sub-environments, and the upper bound."""
     sizes = {"case": case, "num_envs": num_envs}
     ours, halves = {**sizes, "num_workers": PROCESSES}, {**sizes, "batch_size": num_envs // 2}
     return [

@@ -53,7 +53,7 @@ def system(name: str, seed: int) -> System:
 
 
 def of_all_seeds(runs: Sequence[Any]) -> dict[str, Any]:
-    """What the runs of one implementation found, with a median over all of them where most have reached it."""
+    """Summarize the runs of one implementation. The median is given if most runs have reached the goal."""
     failed = [run for run in runs if isinstance(run, str)]
     if failed:
         return {"failed": failed[0]}

@@ -20,7 +20,7 @@ SECONDS, REPEATS = 1.0, 3
 
 
 def systems(megabytes: int) -> list[System]:
-    """Everybody who hands out weights, and the limit."""
+    """Return the systems that hand out weights, and the upper bound."""
     sizes = {"megabytes": megabytes, "num_workers": NUM_WORKERS}
     return [
         System("limit", "parenv", "exchange", "copies", sizes),

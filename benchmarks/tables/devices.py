@@ -11,7 +11,7 @@ LIMIT = "limit"
 
 
 def gpu(results: dict[str, Any]) -> str:
-    """How long an update with its rollout takes, as a share of all on the CPU, and how busy the GPU was."""
+    """Return the time of an update with its rollout, as a share of the CPU's, and the load of the GPU."""
     systems = list(next(iter(results.values())))
     heads = ["", *(name for name in systems if name != ALL_CPU)]
     lines = [[work, *(_share(found[name]) for name in heads[1:])] for work, found in results.items()]

@@ -58,7 +58,7 @@ def row(name: str, sizes: list[float], found: Any) -> list[str]:
 
 
 def rise(samples: list[Any]) -> str:
-    """By how much the last is above the cheapest, in bold where their repeats do not overlap."""
+    """Return the excess of the last value over the cheapest, in bold if their repeats do not overlap."""
     cheapest, last = min(samples, key=lambda sample: sample["median"]), samples[-1]
     text = f"{100 * (last['median'] / cheapest['median'] - 1):.0f} %"
     return f"**{text}**" if last["min"] > cheapest["max"] else text

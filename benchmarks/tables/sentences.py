@@ -16,7 +16,7 @@ takes {wake_up:.0f} µs, there and back;"""
 
 
 def when_it_pays(found: Any) -> str:
-    """Which step parallel stepping pays from.
+    """Return the step time from which parallel stepping is worth it.
 
     Args:
         found: the content of ``results/vector_env.json``.
@@ -42,13 +42,13 @@ def step_us(case: Any, num_envs: int) -> tuple[float, float]:
 
 
 def crossing_us(few: tuple[float, float], many: tuple[float, float]) -> float:
-    """What a step takes SyncVectorEnv where workers take as long, on the line through two such pairs."""
+    """Return ``SyncVectorEnv``'s step time at equal speed, on the line through two pairs."""
     losses = few[1] - few[0], many[1] - many[0]
     return few[0] + (many[0] - few[0]) * losses[0] / (losses[0] - losses[1])
 
 
 def shared_machine(found: Any) -> str:
-    """How far apart repeats of the limit are, over their median, in the best and the worst case; what a wake-up takes.
+    """Return the spread of the upper bound's repeats in the best and the worst case, and the time of a wake-up.
 
     Args:
         found: the content of ``results/vector_env.json``.

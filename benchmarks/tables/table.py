@@ -103,7 +103,7 @@ def read(name: str) -> Any:
 
 
 def blocks() -> dict[str, str]:
-    """What is generated in the guide, with the markers around it, by name."""
+    """Return the generated parts of the guide with their markers, by name."""
     vector_env, cores = read("vector_env"), read("peers_cores")["results"]
     parts = {
         "when it pays": sentences.when_it_pays(vector_env),
@@ -118,7 +118,7 @@ def blocks() -> dict[str, str]:
 
 
 def filled(guide: str) -> str:
-    """The guide with all blocks written anew."""
+    """Return the guide with all blocks renewed."""
     found = blocks()
     return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], guide, flags=re.DOTALL)
 
@@ -314,7 +314,7 @@ def rows() -> list[tuple[str, str]]:
 
 
 def machine() -> str:
-    """What the figures come from: all machines, but those that are named beside their figures."""
+    """Return the machines of all figures except those that are named beside their figures."""
     names = {file.stem for file in (HERE / "results").glob("*.json")} - {
         "remote",
         "gpu",
@@ -333,7 +333,7 @@ def table(figures: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def tables() -> str:
-    """What to expect, for the guide."""
+    """Return the guide's summary of what to expect."""
     own = [(what, figure) for what, figure in rows() if what.startswith(IN_GUIDE)]
     return TABLES.format(
         machine=machine(),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import singledispatch
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.spaces import flatdim
 
 from parenv.bench.environment import named_factory, refused
 from parenv.errors import ConfigurationError
+from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import flatten, leaves, unflatten
 from parenv.policy.policy import Action, Policy
 
@@ -70,13 +69,11 @@ class RandomNetwork(Policy):
         self._inputs, self._outputs = leaves(observation_space), leaves(action_space)
         if any(leaf.dtype is None for leaf in self._inputs):
             raise _no_network(observation_space)
-        parts = flatten(self._outputs, action_space)
-        self._draws = [drawing(space) for space in parts]
-        self._widths = [flatdim(space) for space in parts]
+        self._bounds = [bounds(space) for space in flatten(self._outputs, action_space)]
         self.module = nn.Sequential(
             nn.Linear(sum(leaf.items for leaf in self._inputs), HIDDEN), nn.Tanh(),
             nn.Linear(HIDDEN, HIDDEN), nn.Tanh(),
-            nn.Linear(HIDDEN, sum(self._widths)),
+            nn.Linear(HIDDEN, sum(leaf.items for leaf in self._outputs)),
         )  # fmt: skip
 
     def act(self, observations: Any, carry: Any) -> Action:
@@ -85,80 +82,46 @@ class RandomNetwork(Policy):
 
         rows = [values.reshape(len(values), -1).float() for values in flatten(self._inputs, observations)]
         outputs = self.module(rows[0] if len(rows) == 1 else torch.cat(rows, -1))
-        drawn = [draw(part) for draw, part in zip(self._draws, outputs.split(self._widths, -1), strict=True)]
-        return Action(unflatten(self._outputs, drawn))
+        # A share of exactly 1 would be one above the highest integer.
+        shares = (outputs + torch.randn_like(outputs)).sigmoid().clamp(max=1 - 1e-6).double()
+        parts = shares.split([leaf.items for leaf in self._outputs], -1)
+        actions = []
+        for leaf, part, (low, high) in zip(self._outputs, parts, self._bounds, strict=True):
+            lowest, highest = (torch.as_tensor(bound, device=part.device) for bound in (low, high))
+            values = lowest + (highest - lowest) * part.reshape(len(part), *leaf.shape)
+            actions.append(
+                (values.floor() if np.dtype(leaf.dtype).kind in "biu" else values).to(torch_dtype(leaf.dtype))
+            )
+        return Action(unflatten(self._outputs, actions))
 
 
-Draw = Callable[[Any], Any]
-"""Function from outputs of the network ``[B, width]``, with the width of a flat action, to actions ``[B, *action]``."""
+def bounds(space: Space[Any]) -> tuple[Any, Any]:
+    """Return the lowest action of one leaf of a space and the highest action, which integers do not reach.
 
+    An infinite bound of a box is replaced by -1 or 1, or by a distance of 1 from the other bound.
 
-@singledispatch
-def drawing(space: Space[Any]) -> Draw:
-    """Return a function that samples actions of one leaf of an action space.
+    Returns:
+        Arrays of float64 with the shape of an action.
 
     Raises:
         ConfigurationError: The space has no fixed size.
-    """
-    raise _no_network(space)
-
-
-@drawing.register
-def _discrete(space: spaces.Discrete) -> Draw:
-    start = int(space.start)
-    return lambda outputs: _drawn(outputs) + start
-
-
-@drawing.register
-def _multi_discrete(space: spaces.MultiDiscrete) -> Draw:
-    import torch
-
-    sizes, start = space.nvec.flatten().tolist(), torch.as_tensor(np.asarray(space.start))
-
-    def draw(outputs: Any) -> Any:
-        drawn = torch.stack([_drawn(part) for part in outputs.split(sizes, -1)], -1)
-        return drawn.reshape(len(outputs), *space.shape) + start.to(drawn.device)
-
-    return draw
-
-
-@drawing.register
-def _multi_binary(space: spaces.MultiBinary) -> Draw:
-    return lambda outputs: outputs.sigmoid().bernoulli().char().reshape(-1, *space.shape)
-
-
-@drawing.register
-def _box(space: spaces.Box) -> Draw:
-    import torch
-
-    lowest, highest = (torch.as_tensor(bound) for bound in finite_bounds(space))
-    dtype = torch.as_tensor(space.low).dtype
-
-    def draw(outputs: Any) -> Any:
-        low, high = lowest.to(outputs.device), highest.to(outputs.device)
-        shares = (outputs + torch.randn_like(outputs)).sigmoid().reshape(len(outputs), *space.shape)
-        return (low + (high - low) * shares).to(dtype)
-
-    return draw
-
-
-def finite_bounds(space: spaces.Box) -> Sequence[Any]:
-    """Return the lowest and the highest action to sample.
-
-    An infinite bound is replaced by -1 or 1, or by a distance of 1 from the other bound.
 
     >>> space = spaces.Box(np.float32([-np.inf, 3.0]), np.float32([np.inf, np.inf]))
-    >>> [bound.tolist() for bound in finite_bounds(space)]
+    >>> [bound.tolist() for bound in bounds(space)]
     [[-1.0, 3.0], [1.0, 4.0]]
     """
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    below = np.where(np.isfinite(high), np.minimum(high - 1, -1.0), -1.0)
-    low = np.where(np.isfinite(low), low, below)
-    return low, np.where(np.isfinite(high), high, np.maximum(low + 1, 1.0))
-
-
-def _drawn(logits: Any) -> Any:
-    return logits.softmax(-1).multinomial(1).squeeze(-1)
+    match space:
+        case spaces.Box():
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            below = np.where(np.isfinite(high), np.minimum(high - 1, -1.0), -1.0)
+            low = np.where(np.isfinite(low), low, below)
+            return low, np.where(np.isfinite(high), high, np.maximum(low + 1, 1.0))
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            low = np.asarray(space.start, np.float64)
+            return low, low + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        case spaces.MultiBinary():
+            return np.zeros(space.shape), np.full(space.shape, 2.0)
+    raise _no_network(space)
 
 
 def _no_network(space: Space[Any]) -> ConfigurationError:

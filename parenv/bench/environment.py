@@ -39,14 +39,14 @@ class Environment:
     step_s: float
 
 
-def named_object(name: str) -> Any:
-    """Import an object by ``module:name``. The name may have dots.
+def named_factory(name: str) -> Callable[[], Any]:
+    """Import a callable by ``module:name``. The name may have dots.
 
     Raises:
-        ConfigurationError: The module or the name does not exist.
+        ConfigurationError: The module or the name does not exist, or the object cannot be called.
 
-    >>> named_object("math:sqrt")(9.0)
-    3.0
+    >>> named_factory("builtins:dict.fromkeys").__name__
+    'fromkeys'
     """
     module_name, _, path = name.partition(":")
     if not module_name or not path:
@@ -57,16 +57,6 @@ def named_object(name: str) -> Any:
         if not hasattr(found, part):
             raise ConfigurationError(f"{name!r}: there is no {part!r} in {found!r}")
         found = getattr(found, part)
-    return found
-
-
-def named_factory(name: str) -> Callable[[], Any]:
-    """Import a callable by ``module:name``.
-
-    Raises:
-        ConfigurationError: The object does not exist, or cannot be called.
-    """
-    found = named_object(name)
     if not callable(found):
         raise ConfigurationError(f"{name!r} is not a factory: it cannot be called, it is {found!r}")
     return found  # type: ignore[no-any-return]

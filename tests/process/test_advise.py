@@ -136,8 +136,9 @@ def test_facts_runs_and_the_fastest_setting_are_printed_and_written(
 
 
 @pytest.mark.usefixtures("agents")
-def test_a_failed_run_is_reported_and_its_setting_is_not_recommended() -> None:
+def test_a_failed_run_is_reported_and_its_setting_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
+    only_lengths(monkeypatch)
     options: Any = {"seconds": 0.5, "num_envs": 2, "num_workers": 1, "rollout_length": 16, "watch": told.append}
     report = advise("CartPole-v1", agent="advised_agents:insists", **options)
     failures = {run.setting.update_size == 32: run.failure for run in report.runs}
@@ -200,9 +201,15 @@ def test_workers_are_recommended_for_environments_that_sleep(monkeypatch: pytest
     assert {fact.name: fact.setting for fact in report.advice.limits}["workers sleeping, as for a simulator"]
 
 
+def only_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search over rollout lengths only."""
+    monkeypatch.setattr("parenv.bench.setting_advice.moves_for", lambda shared, device: moves_for(shared, device)[4:5])
+
+
 def test_without_an_agent_nothing_is_learned_and_the_facts_say_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    only_lengths(monkeypatch)
     file = tmp_path / "advice.json"
     assert main(["advise", "CartPole-v1", *SHORT, "--json", str(file)]) == 0
     printed = capsys.readouterr().out

@@ -166,6 +166,7 @@ def test_an_environment_that_breaks_after_the_trial_is_a_report_of_failures() ->
     assert all(one.failure is not None for one in report.throughput)
 
 
+@pytest.mark.more
 def test_a_broken_environment_is_a_clear_error_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "my_broken_env.py").write_text(BROKEN)
     ran = subprocess.run(

@@ -30,7 +30,7 @@ from parenv.bench.display import (
     medians_table,
     throughput_tables,
 )
-from parenv.bench.environment import environment_factory, named_object, tried_out
+from parenv.bench.environment import environment_factory, named_factory, tried_out
 from parenv.bench.machine import in_one_line, machine
 from parenv.bench.measuring import Found, Opened, Spread, Subject, grid, interleaved, rollout_length, worker_counts
 from parenv.bench.setting_advice import advise
@@ -197,7 +197,7 @@ def test_an_environment_is_named_by_id_or_by_module_and_factory(
         found = tried_out(name)
         assert (found.name, found.action_space) == (name, spaces.Discrete(2))
         assert found.step_s > 0
-    assert named_object("my_envs:Makers.pole") is environment_factory("my_envs:Makers.pole")
+    assert named_factory("my_envs:Makers.pole") is environment_factory("my_envs:Makers.pole")
 
 
 def test_an_environment_that_raises_is_named_with_what_it_did() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from parenv.bench import report
 from parenv.bench.pictures import NARROW, pictures, windows
-from parenv.bench.run_report import facts, losses_table
+from parenv.bench.run_report import facts, losses_table, png
 from parenv.bench.timeline import UNRECORDED, Episodes
 from parenv.bench.trace_file import find_traces, read_timeline
 from parenv.cli.main import main
@@ -209,12 +209,6 @@ def test_a_trace_that_breaks_off_anywhere_is_read_up_to_there(tmp_path: Path) ->
     assert known == {0, 20, 30, 50, 70, 80}
 
 
-def test_an_unfinished_trace_has_a_report_that_says_so(tmp_path: Path) -> None:
-    path = two_workers(tmp_path / "trace.json")
-    path.write_text(path.read_text()[:-100])
-    assert "The trace is not finished" in Page(report(path)).text
-
-
 def test_the_page_has_all_pictures_and_needs_no_other_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_workers(tmp_path / "trace.json", mode="sync")
     (tmp_path / "bench.json").write_text('{"not": "a trace"}')
@@ -257,16 +251,27 @@ def test_without_a_rollout_there_is_no_picture(tmp_path: Path) -> None:
     assert "There is no rollout in this trace." in page.text
 
 
-def test_without_an_episode_there_is_no_picture_of_returns(tmp_path: Path) -> None:
+def drawn(path: Path) -> list[str]:
+    """Draw the pictures of a trace in one width; a page has two. Return their titles."""
+    timeline = read_timeline(path)
+    found = pictures(timeline)
+    assert all(png(picture, timeline, NARROW).startswith("data:image/png;base64,iVBOR") for picture in found)
+    return [picture.title for picture in found]
+
+
+def test_an_unfinished_trace_without_an_episode_has_no_picture_of_returns_and_a_warning(tmp_path: Path) -> None:
     events = [
         *header([1], **{"in processes": False}),
         piece("driver", "wait", 0.0, 1.0),
         instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0),
         *run("0", 0.0, 10),
     ]
-    page = Page(report(write(tmp_path / "trace.json", events)))
+    path = write(tmp_path / "trace.json", events)
+    path.write_text(path.read_text()[:-30])
+    page = Page(report(path))
     assert page.pictures == ["Timeline", "Where the time went", "Throughput", "Policy lag"]
     assert "No episode ended" in page.text
+    assert "The trace is not finished" in page.text
     assert "no worker processes (num_workers=0)" in page.text
 
 
@@ -275,13 +280,13 @@ def test_without_an_episode_there_is_no_picture_of_returns(tmp_path: Path) -> No
 def test_strange_returns_can_be_drawn(returns: list[Any], tmp_path: Path) -> None:
     rollout = instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0, returns=returns, lengths=[5] * len(returns))
     events = [*header([1]), piece("driver", "wait", 0.0, 1.0), rollout, *run("0", 0.0, 10)]
-    assert "Return" in Page(report(write(tmp_path / "trace.json", events))).pictures
+    assert "Return" in drawn(write(tmp_path / "trace.json", events))
 
 
 def test_a_rollout_that_is_all_there_is_can_be_drawn_without_its_worker(tmp_path: Path) -> None:
     rollout = instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0)
     events = [*header([1]), piece("driver", "wait", 0.0, 1.0), rollout]
-    assert "Throughput" in Page(report(write(tmp_path / "trace.json", events))).pictures
+    assert "Throughput" in drawn(write(tmp_path / "trace.json", events))
 
 
 def test_a_trace_that_begins_amid_a_run_counts_from_its_first_question(tmp_path: Path) -> None:
@@ -293,7 +298,7 @@ def test_a_trace_that_begins_amid_a_run_counts_from_its_first_question(tmp_path:
         {"wait": 0, "act": 0, "env": 0.8, "commit": 0.2, "unrecorded": 0}
     )
     assert timeline.cycle_s == pytest.approx(0.4)
-    assert "Throughput" in Page(report(tmp_path)).pictures
+    assert "Throughput" in drawn(tmp_path / "trace.json")
 
 
 @pytest.mark.more
@@ -363,7 +368,7 @@ def test_a_directory_without_a_trace_or_for_the_page_is_an_error(tmp_path: Path)
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ParenvError, match=r"cannot write /dev/full: No space left on device"):
-        report(two_workers(tmp_path / "trace.json"), "/dev/full")
+        report(write(tmp_path / "trace.json", header([1])), "/dev/full")
 
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def delivery_rate(collect: Callable[[], int]) -> Measure:
 
 
 def limit(num_envs: int, num_processes: int, rollout_length: int) -> tuple[Measure, Close]:
-    """Processes that act and step side by side, and tell nobody."""
+    """Independent processes that act and step."""
     sys.path.insert(1, str(Path(__file__).parents[2]))
     from lib.common import IdealLoops, ideal_loop
 

@@ -20,7 +20,7 @@ def stepping(case: str, num_envs: int, num_threads: int) -> tuple[Measure, Close
 
 
 def ready(case: str, num_envs: int, num_threads: int, batch_size: int) -> tuple[Measure, Close]:
-    """``send`` and ``recv`` of whoever is ready."""
+    """Measure ``recv`` and ``send`` of the sub-environments that are ready."""
     envs = envpool.make(
         IDS[case], env_type="gymnasium", num_envs=num_envs, batch_size=batch_size, num_threads=num_threads, seed=0
     )

@@ -55,7 +55,7 @@ class Source:
         self.weights[:] = self.version
 
     def check(self, firsts: Sequence[float]) -> None:
-        """That all have the newest version."""
+        """Check that all processes have the newest version."""
         if any(first != self.version for first in firsts):
             raise RuntimeError(f"sent version {self.version}, and they have {firsts}")
 

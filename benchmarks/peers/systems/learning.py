@@ -16,7 +16,7 @@ class Clock:
         self._started_s = 0.0
 
     def started(self) -> None:
-        """Environments and processes are there."""
+        """Record that environments and processes are ready."""
         self._started_s = self.seconds()
 
     def seconds(self) -> float:
@@ -24,7 +24,7 @@ class Clock:
         return time.perf_counter() - self._began
 
     def found(self, env_steps: int, mean_return: float, reached: bool) -> Found:
-        """How it ended, just now."""
+        """Return the result at this moment."""
         return {
             "reached": bool(reached),
             "seconds": self.seconds() - self._started_s,

@@ -17,7 +17,7 @@ Close = Callable[[], object]
 
 
 def sampled_actions(case: str, num_envs: int) -> Any:
-    """64 batches of actions ``[64, num_envs, ...]``, the same for everybody."""
+    """Return 64 batches of actions ``[64, num_envs, ...]``, equal for all systems."""
     env = factory(case)()
     env.action_space.seed(0)
     actions = np.array([[env.action_space.sample() for _ in range(num_envs)] for _ in range(64)])

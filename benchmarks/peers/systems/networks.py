@@ -1,4 +1,4 @@
-"""The network with which everybody acts: 4-64-64-2 with a value head."""
+"""Network of all systems: 4-64-64-2 with a value head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def body() -> nn.Sequential:
-    """From observations ``[N, 4]`` to features ``[N, 64]``."""
+    """Make the layers from observations ``[N, 4]`` to features ``[N, 64]``."""
     return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
 
 

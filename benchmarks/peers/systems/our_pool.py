@@ -52,7 +52,7 @@ class Weighty(torch.nn.Module):
         self.weights = torch.nn.Parameter(torch.from_numpy(weights))
 
     def act(self, observations: Any) -> Any:
-        """The same action for all."""
+        """Return the same action for all."""
         return torch.zeros(len(observations), dtype=torch.int64)
 
 
@@ -70,7 +70,7 @@ def weights(megabytes: int, num_workers: int) -> tuple[Measure, Close]:
 
 
 def reduction(megabytes: int) -> tuple[Measure, Close]:
-    """As gradient workers do it: each copies its gradient into shared memory, where the driver adds them up."""
+    """Reduce as gradient workers do: each copies its gradient into shared memory, where the driver adds them."""
     rows = [torch.zeros(megabytes * 250_000).share_memory_() for _ in range(PROCESSES)]
     processes = Differentiators(megabytes, _write, [(row,) for row in rows])
 

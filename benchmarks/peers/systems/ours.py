@@ -19,7 +19,7 @@ def stepping(case: str, num_envs: int, num_workers: int, **arguments: Any) -> tu
 
 
 def ready(case: str, num_envs: int, num_workers: int, batch_size: int) -> tuple[Measure, Close]:
-    """``send`` and ``recv`` of whoever is ready."""
+    """Measure ``recv`` and ``send`` of the sub-environments that are ready."""
     envs = ParallelVectorEnv([factory(case)] * num_envs, num_workers=num_workers, batch_size=batch_size)
     envs.reset(seed=0)
     envs.send(sampled_actions(case, num_envs)[0], np.arange(num_envs))

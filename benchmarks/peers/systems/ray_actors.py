@@ -24,7 +24,7 @@ class Worker:
         self._weights, self._gradient = (np.zeros(megabytes * 250_000, np.float32) for _ in range(2))
 
     def load(self, weights: Any) -> float:
-        """Copy what lies in the object store; the first number of the copy."""
+        """Copy an object from the object store, and return the first number of the copy."""
         np.copyto(self._weights, weights)
         return float(self._weights[0])
 

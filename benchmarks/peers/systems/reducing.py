@@ -57,7 +57,7 @@ class Differentiators:
         return [pipe.recv() for pipe in self.pipes]
 
     def check(self, mean: Any) -> None:
-        """That it is the mean of the newest ones."""
+        """Check that the result is the mean of the newest gradients."""
         if float(mean[0]) != self.rounds or float(mean[-1]) != self.rounds:
             raise RuntimeError(f"the mean is {mean[0]}, not {self.rounds}")
 

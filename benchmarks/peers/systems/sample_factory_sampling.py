@@ -17,7 +17,7 @@ from systems.loops import Close, Measure
 
 
 def make_env(*_: Any, **__: Any) -> Any:
-    """What Sample Factory calls with much that CartPole does not need."""
+    """Make an environment, with arguments of Sample Factory that CartPole does not need."""
     return factory("cartpole")()
 
 

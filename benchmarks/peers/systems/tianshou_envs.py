@@ -19,7 +19,7 @@ def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
 
 
 def ready(case: str, num_envs: int, batch_size: int) -> tuple[Measure, Close]:
-    """Whoever is ready, ``batch_size`` at least; of environments that do not end."""
+    """Measure steps of ready sub-environments, at least ``batch_size``, without ends of episodes."""
     envs = tianshou.env.SubprocVectorEnv([factory(case)] * num_envs, wait_num=batch_size)
     _reset(envs)
     actions, env_ids = sampled_actions(case, num_envs), list(range(num_envs))

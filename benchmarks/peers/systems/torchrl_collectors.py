@@ -68,7 +68,7 @@ class Weighty(torch.nn.Module):
         self.weights = torch.nn.Parameter(torch.zeros(megabytes * 250_000))
 
     def forward(self, observations: Any) -> Any:
-        """The same action for all."""
+        """Return the same action for all."""
         return torch.zeros(observations.shape[:-1], dtype=torch.int64)
 
 

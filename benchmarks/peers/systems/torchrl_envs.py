@@ -23,7 +23,7 @@ def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
 
 
 def ready(case: str, num_envs: int, batch_size: int) -> tuple[Measure, Close]:
-    """Whoever is ready, ``batch_size`` at least; with threads, its default, and here faster than its processes."""
+    """Measure steps of ready sub-environments, at least ``batch_size``. Threads are the default and faster here."""
     envs = AsyncEnvPool([partial(torchrl_env, factory(case))] * num_envs, backend="threading")
     actions, data = sampled_actions(case, num_envs), envs.reset()
 
