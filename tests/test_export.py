@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from late import Late
 
 import parenv
 from parenv import AsyncWorkerPool, ConfigurationError, Policy, PolicyOutputError, TorchPolicy, export
@@ -23,8 +25,10 @@ from parenv.exporting import OnnxPolicy
 from parenv.exporting.exporter import difference
 from parenv.policy.policy import Action
 
-ort = pytest.importorskip("onnxruntime", reason="needs parenv[export]")
-pytest.importorskip("onnxscript", reason="needs parenv[export]")
+ort = Late("onnxruntime")
+pytestmark = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("onnxruntime", "onnxscript"))), reason="needs parenv[export]"
+)
 
 CARTPOLE = gym.make("CartPole-v1").observation_space
 FORMATS = pytest.mark.parametrize("format", ["onnx", "torch"])

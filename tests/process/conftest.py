@@ -1,23 +1,30 @@
-"""Workers import the module of their test, most of which import torch: here their fork server has done so before."""
+"""Fork servers import what test modules import, which each worker would import again to find their classes."""
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from parenv.supervision.launch import local_launch
+from parenv.supervision import launch
+
+PRELOAD = ("pytest", "hypothesis", "psutil", "parenv.testing", "stable_baselines3")
 
 
 @pytest.fixture(autouse=True)
-def torch_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def modules_are_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    local_launch = launch.local_launch
+
     def with_torch(*arguments: Any, **more: Any) -> Any:
         return local_launch(*arguments, **{**more, "torch": True})
 
     for module in ("parenv.pool.opening", "parenv.population.population_session", "parenv.vector.process_backend"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)
+    installed = tuple(name for name in PRELOAD if importlib.util.find_spec(name))
+    monkeypatch.setattr(launch, "PRELOAD", (*launch.PRELOAD, *installed))
 
 
 @pytest.fixture

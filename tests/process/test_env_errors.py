@@ -124,7 +124,7 @@ def zeros(observations: Any) -> Any:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_worker_whose_environment_raises_is_replaced(mode: Any) -> None:
-    workers = WorkerOptions(restart=OFTEN, on_env_error="restart_worker", preload=(__name__,))
+    workers = WorkerOptions(restart=OFTEN, on_env_error="restart_worker")
     expected: dict[int, tuple[int, ...]] = {}
     factories = [lambda: LedgerEnv(0), lambda: Flaky(1, chance=0.004)]
     with AsyncWorkerPool(factories, zeros, num_workers=2, mode=mode, rollout_length=8, workers=workers) as pool:
@@ -145,7 +145,7 @@ def test_one_that_raises_always_is_an_error_in_the_end(how: Any) -> None:
             raise SimulatorError("the motor is off")
 
     policy = RestartPolicy(max_restarts=2, backoff_s=1e-3)
-    workers = WorkerOptions(restart=policy, on_env_error=how, preload=(__name__,))
+    workers = WorkerOptions(restart=policy, on_env_error=how)
     kind = SimulatorError if how == "restart_env" else RestartLimitError
     with AsyncWorkerPool(lambda: Broken(0), zeros, num_workers=1, workers=workers) as pool:
         with pytest.raises(kind, match="the motor is off") as caught:

@@ -68,7 +68,6 @@ def options(way: Way, consequence: Consequence) -> WorkerOptions:
         on_env_error=ON_ENV_ERROR[consequence],  # type: ignore[arg-type]
         step_threads=2 if way == "threads" else 1,
         step_workers=2 if way == "step workers" else None,
-        preload=("faults",),
         setup_fn=note_worker,
     )
 
@@ -182,7 +181,7 @@ def stepped(pool_options: dict[str, Any], fault: Fault, num_steps: int = 60) -> 
     """Step a vector env until the fault is some episodes ago."""
     ledger = Ledger()
     make = [functools.partial(FaultyEnv, env_id, fault) for env_id in range(NUM_ENVS)]
-    options = WorkerOptions(restart=SOON, preload=("faults",))
+    options = WorkerOptions(restart=SOON)
     with ParallelVectorEnv(make, autoreset_mode="SameStep", workers=options, **pool_options) as envs:
         observations, _ = envs.reset(seed=5)
         for _ in range(num_steps):

@@ -133,7 +133,7 @@ def test_a_replacement_that_does_not_get_ready_is_cut_too(tmp_path: Path) -> Non
             if not once(tmp_path / "first") and once(tmp_path / "second"):
                 time.sleep(1000)
 
-    options = WorkerOptions(start_timeout_s=6.0, preload=(__name__,), restart=RestartPolicy(backoff_s=1e-3))
+    options = WorkerOptions(start_timeout_s=6.0, restart=RestartPolicy(backoff_s=1e-3))
     with AsyncWorkerPool(lambda: StartsSlowlyOnce(0), zeros, num_workers=1, rollout_length=4, workers=options) as pool:
         stream = pool.rollouts()
         next(stream)

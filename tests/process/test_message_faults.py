@@ -171,7 +171,7 @@ def clerks(count: int) -> list[Any]:
 
 
 def options(**more: Any) -> WorkerOptions:
-    return WorkerOptions(preload=(__name__,), restart=RestartPolicy(backoff_s=1e-3), close_timeout_s=0.25, **more)
+    return WorkerOptions(restart=RestartPolicy(backoff_s=1e-3), close_timeout_s=0.25, **more)
 
 
 @pytest.fixture(scope="module", autouse=True)

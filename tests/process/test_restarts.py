@@ -35,7 +35,7 @@ from parenv.protocol.messages import Commit
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.transport.zeromq import DriverSocket
 
-OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3), preload=(__name__,))
+OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3))
 
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")

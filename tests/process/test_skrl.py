@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import torch
+from late import Late
 
 from parenv import ParallelVectorEnv
 
-pytest.importorskip("skrl", reason="needs pip install skrl")
-# Of skrl and of what it brings.
-pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
-
-from skrl.envs.wrappers.torch import wrap_env  # noqa: E402
+skrl = Late("skrl.envs.wrappers.torch")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("skrl") is None, reason="needs pip install skrl"),
+    pytest.mark.more,
+    # Of skrl and of what it brings.
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 def make() -> Any:
@@ -22,7 +26,7 @@ def make() -> Any:
 
 
 def trace(envs: Any) -> list[Any]:
-    wrapped = wrap_env(envs, verbose=False)
+    wrapped = skrl.wrap_env(envs, verbose=False)
     try:
         assert wrapped.num_envs == 4
         wrapped._seed = 11

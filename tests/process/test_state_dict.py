@@ -19,7 +19,6 @@ from parenv import (
     NotDataError,
     Policy,
     TorchPolicy,
-    WorkerOptions,
     load_checkpoint,
     save_checkpoint,
 )
@@ -128,7 +127,6 @@ def zeros(observations: Any) -> Any:
 def test_without_get_state_episodes_begin_anew_with_fresh_seeds_and_it_is_said() -> None:
     factories = [lambda env_id=env_id: LedgerEnv(env_id, pool_seed=5) for env_id in range(2)]
     arguments: dict[str, Any] = {"num_workers": 2, "mode": "sync", "rollout_length": 8, "seed": 5}
-    arguments["workers"] = WorkerOptions(preload=(__name__,))
     expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(factories, zeros, **arguments) as pool:
         check_ledger(next(pool.rollouts()), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import gymnasium as gym
@@ -9,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from late import Late
 
 from parenv import ConfigurationError
 
-pytest.importorskip("tianshou", reason="needs pip install tianshou")
-# Of Tianshou and of what it brings.
-pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
-
-from tianshou.env import DummyVectorEnv  # noqa: E402
-
-from parenv.adapters.tianshou import ParallelVenv  # noqa: E402
+tianshou, adapter = Late("tianshou.env"), Late("parenv.adapters.tianshou")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("tianshou") is None, reason="needs pip install tianshou"),
+    pytest.mark.more,
+    # Of Tianshou and of what it brings.
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 class Told(gym.Wrapper[Any, Any, Any, Any]):
@@ -62,7 +64,7 @@ def equal(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("factory", [make, make_nested])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_traces_are_those_of_tianshous_own_vector_env(factory: Any, num_workers: int) -> None:
-    ours, theirs = ParallelVenv([factory] * 5, num_workers=num_workers), DummyVectorEnv([factory] * 5)
+    ours, theirs = adapter.ParallelVenv([factory] * 5, num_workers=num_workers), tianshou.DummyVectorEnv([factory] * 5)
     chance, ends = np.random.default_rng(0), 0
     try:
         ours.seed(7)
@@ -89,7 +91,7 @@ def test_traces_are_those_of_tianshous_own_vector_env(factory: Any, num_workers:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_action_spaces_are_one_for_each_environment_and_seeded_as_tianshou_does(num_workers: int) -> None:
     factories = [lambda: gym.make("Pendulum-v1")] * 3
-    ours, theirs = ParallelVenv(factories, num_workers=num_workers), DummyVectorEnv(factories)
+    ours, theirs = adapter.ParallelVenv(factories, num_workers=num_workers), tianshou.DummyVectorEnv(factories)
     try:
         assert len({float(space.sample()[0]) for space in ours.action_space}) == 3
         for begin in (lambda envs: envs.seed(4), lambda envs: envs.reset([0, 2], seed=5)):
@@ -115,7 +117,7 @@ class Starts(gym.Env[Any, Any]):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_reset_has_only_the_arguments_that_it_was_given(num_workers: int) -> None:
-    ours, theirs = ParallelVenv([Starts] * 2, num_workers=num_workers), DummyVectorEnv([Starts] * 2)
+    ours, theirs = adapter.ParallelVenv([Starts] * 2, num_workers=num_workers), tianshou.DummyVectorEnv([Starts] * 2)
     try:
         for given in ({}, {"options": None}, {"options": {"state": 5}}):
             mine, wanted = ours.reset([1], **given)[0], theirs.reset([1], **given)[0]
@@ -157,8 +159,8 @@ def collected(envs: Any) -> tuple[Any, int]:
 
 
 def test_a_collector_of_tianshou_collects_the_same() -> None:
-    mine, episodes = collected(ParallelVenv([make] * 4, num_workers=2))
-    wanted, wanted_episodes = collected(DummyVectorEnv([make] * 4))
+    mine, episodes = collected(adapter.ParallelVenv([make] * 4, num_workers=2))
+    wanted, wanted_episodes = collected(tianshou.DummyVectorEnv([make] * 4))
     assert episodes == wanted_episodes > 5
     for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
         assert equal(mine[name], wanted[name]), name
@@ -168,7 +170,7 @@ def test_an_algorithm_of_tianshou_trains_on_it() -> None:
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.trainer import OnPolicyTrainerParams
 
-    envs, algorithm = ParallelVenv([make] * 4, num_workers=2), make_algorithm()
+    envs, algorithm = adapter.ParallelVenv([make] * 4, num_workers=2), make_algorithm()
     before = [parameter.clone() for parameter in algorithm.policy.parameters()]
     try:
         arguments = OnPolicyTrainerParams(
@@ -186,7 +188,7 @@ def test_an_algorithm_of_tianshou_trains_on_it() -> None:
 
 
 def test_attributes_are_those_of_the_environments() -> None:
-    envs = ParallelVenv([make] * 3, num_workers=2)
+    envs = adapter.ParallelVenv([make] * 3, num_workers=2)
     try:
         assert len(envs) == 3
         assert [space.n for space in envs.action_space] == [2, 2, 2]
@@ -214,11 +216,11 @@ class InTuples(gym.Env[Any, Any]):
 
 
 def test_it_takes_at_most_one_worker_per_environment() -> None:
-    envs = ParallelVenv([make] * 2, num_workers=3)
+    envs = adapter.ParallelVenv([make] * 2, num_workers=3)
     assert envs._envs.num_workers == 2
     envs.close()
 
 
 def test_what_tianshou_has_not_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no Tuple observations"):
-        ParallelVenv([InTuples], num_workers=1)
+        adapter.ParallelVenv([InTuples], num_workers=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from typing import Any
 
@@ -10,29 +11,29 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from late import Late
 
 from parenv import AsyncWorkerPool, ConfigurationError, Stop
 from parenv.policy.policy import Action, Policy
 from parenv.returns import gae
 from parenv.testing import LedgerEnv
 
-pytest.importorskip("torchrl", reason="needs parenv[torchrl]")
-# TorchRL warns of what its own next version changes.
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-from tensordict import TensorDict  # noqa: E402
-from tensordict.nn import TensorDictModule  # noqa: E402
-from torchrl.modules import ProbabilisticActor, ValueOperator  # noqa: E402
-from torchrl.objectives import ClipPPOLoss  # noqa: E402
-from torchrl.objectives.value import GAE  # noqa: E402
-
-from parenv.adapters.torchrl import PoolCollector, TensorDictPolicy  # noqa: E402
+tensordict, tensordict_nn = Late("tensordict"), Late("tensordict.nn")
+modules, objectives, objectives_value = (
+    Late(f"torchrl.{name}") for name in ("modules", "objectives", "objectives.value")
+)
+adapter = Late("parenv.adapters.torchrl")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="needs parenv[torchrl]"),
+    # TorchRL warns of what its own next version changes.
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 def make_actor() -> Any:
     torch.manual_seed(0)
-    return ProbabilisticActor(
-        TensorDictModule(torch.nn.Linear(4, 2), ["observation"], ["logits"]),
+    return modules.ProbabilisticActor(
+        tensordict_nn.TensorDictModule(torch.nn.Linear(4, 2), ["observation"], ["logits"]),
         ["logits"],
         distribution_class=torch.distributions.Categorical,
         return_log_prob=True,
@@ -41,7 +42,7 @@ def make_actor() -> Any:
 
 def make_pool(actor: Any, **more: Any) -> AsyncWorkerPool:
     arguments = {"num_envs": 4, "num_workers": 2, "rollout_length": 16, "mode": "sync", "seed": 3, **more}
-    return AsyncWorkerPool("CartPole-v1", TensorDictPolicy(actor), **arguments)
+    return AsyncWorkerPool("CartPole-v1", adapter.TensorDictPolicy(actor), **arguments)
 
 
 def layout(data: Any) -> Any:
@@ -176,8 +177,8 @@ def test_what_does_not_fit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.more
 def test_gae_of_torchrl_computes_what_ours_does() -> None:
-    critic = ValueOperator(torch.nn.Linear(4, 1), ["observation"])
-    advantages = GAE(gamma=0.9, lmbda=0.8, value_network=critic, average_gae=False)
+    critic = modules.ValueOperator(torch.nn.Linear(4, 1), ["observation"])
+    advantages = objectives_value.GAE(gamma=0.9, lmbda=0.8, value_network=critic, average_gae=False)
     with make_pool(make_actor(), rollout_length=64) as pool:
         for rollout in pool.rollouts(Stop(env_steps=512)):
             data = rollout.to_tensordict()
@@ -193,9 +194,9 @@ def test_gae_of_torchrl_computes_what_ours_does() -> None:
 
 
 def test_clip_ppo_loss_has_a_ratio_of_one_for_the_version_that_acted_and_trains() -> None:
-    actor, critic = make_actor(), ValueOperator(torch.nn.Linear(4, 1), ["observation"])
-    loss = ClipPPOLoss(actor, critic)
-    advantages = GAE(gamma=0.9, lmbda=0.8, value_network=critic)
+    actor, critic = make_actor(), modules.ValueOperator(torch.nn.Linear(4, 1), ["observation"])
+    loss = objectives.ClipPPOLoss(actor, critic)
+    advantages = objectives_value.GAE(gamma=0.9, lmbda=0.8, value_network=critic)
     optimizer = torch.optim.SGD(loss.parameters(), 0.1)
     with make_pool(actor) as pool:
         for rollout in pool.rollouts(Stop(env_steps=256)):
@@ -214,7 +215,7 @@ def test_clip_ppo_loss_has_a_ratio_of_one_for_the_version_that_acted_and_trains(
 
 def test_an_actor_acts_by_its_mode_where_it_is_evaluated() -> None:
     actor = make_actor()
-    policy = TensorDictPolicy(actor)
+    policy = adapter.TensorDictPolicy(actor)
     observations = torch.randn(64, 4)
     drawn = {tuple(policy.act(observations, None).actions.tolist()) for _ in range(3)}
     assert len(drawn) == 3
@@ -228,12 +229,12 @@ def test_an_actor_acts_by_its_mode_where_it_is_evaluated() -> None:
 def test_a_pool_trains_under_a_trainer_of_torchrl() -> None:
     from torchrl.trainers import BatchSubSampler, Trainer, UpdateWeights
 
-    actor, critic = make_actor(), ValueOperator(torch.nn.Linear(4, 1), ["observation"])
-    loss = ClipPPOLoss(actor, critic)
-    advantages = GAE(gamma=0.9, lmbda=0.8, value_network=critic)
+    actor, critic = make_actor(), modules.ValueOperator(torch.nn.Linear(4, 1), ["observation"])
+    loss = objectives.ClipPPOLoss(actor, critic)
+    advantages = objectives_value.GAE(gamma=0.9, lmbda=0.8, value_network=critic)
     before = {name: tensor.clone() for name, tensor in actor.state_dict().items()}
     pool = make_pool(actor)
-    collector = PoolCollector(pool, actor, total_frames=640)
+    collector = adapter.PoolCollector(pool, actor, total_frames=640)
     assert collector.frames_per_batch == 64
     trainer = Trainer(
         collector=collector,
@@ -258,17 +259,17 @@ def test_a_pool_trains_under_a_trainer_of_torchrl() -> None:
 def test_a_collector_publishes_what_it_is_given_and_goes_on_from_a_state() -> None:
     actor = make_actor()
     with make_pool(actor) as pool:
-        collector = PoolCollector(pool, actor)
+        collector = adapter.PoolCollector(pool, actor)
         assert collector.next().batch_size == (4, 16)
-        weights = TensorDict.from_module(actor)
-        for given in ((), (actor,), (actor.state_dict(),), (weights,), (TensorDictPolicy(actor),)):
+        weights = tensordict.TensorDict.from_module(actor)
+        for given in ((), (actor,), (actor.state_dict(),), (weights,), (adapter.TensorDictPolicy(actor),)):
             collector.update_policy_weights_(*given)
         collector.update_policy_weights_(policy=actor)
         assert pool.policy_version == 6
         assert (collector.next()["policy_version"] == 6).all()
         state = collector.state_dict()
     with make_pool(actor) as pool:
-        collector = PoolCollector(pool, actor)
+        collector = adapter.PoolCollector(pool, actor)
         collector.load_state_dict(state)
         assert pool.policy_version == 6
         assert collector.set_seed(3) == 7
@@ -281,16 +282,23 @@ def test_a_collector_publishes_what_it_is_given_and_goes_on_from_a_state() -> No
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TensorDictPolicy(torch.nn.Linear(4, 2)), "needs a TensorDictModule that writes 'action'.*got Linear"),
         (
-            lambda: TensorDictPolicy(TensorDictModule(torch.nn.Linear(4, 2), ["observation"], ["logits"])),
+            lambda: adapter.TensorDictPolicy(torch.nn.Linear(4, 2)),
+            "needs a TensorDictModule that writes 'action'.*got Linear",
+        ),
+        (
+            lambda: adapter.TensorDictPolicy(
+                tensordict_nn.TensorDictModule(torch.nn.Linear(4, 2), ["observation"], ["logits"])
+            ),
             r"which writes \['logits'\]",
         ),
         (
-            lambda: TensorDictPolicy(TensorDictModule(torch.nn.Linear(4, 2), [("agents", "observation")], ["action"])),
+            lambda: adapter.TensorDictPolicy(
+                tensordict_nn.TensorDictModule(torch.nn.Linear(4, 2), [("agents", "observation")], ["action"])
+            ),
             "nested keys",
         ),
-        (lambda: PoolCollector("CartPole-v1", None), "needs an AsyncWorkerPool"),  # type: ignore[arg-type]
+        (lambda: adapter.PoolCollector("CartPole-v1", None), "needs an AsyncWorkerPool"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_actor_or_no_pool_is_refused(make: Any, message: str) -> None:
@@ -302,7 +310,7 @@ def test_what_is_no_actor_or_no_pool_is_refused(make: Any, message: str) -> None
 def test_a_collector_ends_where_it_was_told_to() -> None:
     with make_pool(make_actor()) as pool:
         with pytest.raises(ConfigurationError, match="total_frames"):
-            PoolCollector(pool, None, total_frames=0)
-        assert len(list(PoolCollector(pool, None, total_frames=200))) == 4
+            adapter.PoolCollector(pool, None, total_frames=0)
+        assert len(list(adapter.PoolCollector(pool, None, total_frames=200))) == 4
     with make_pool(make_actor(), num_envs=5, mode="async") as pool:
-        assert PoolCollector(pool, None).frames_per_batch == 3 * 16
+        assert adapter.PoolCollector(pool, None).frames_per_batch == 3 * 16
