@@ -19,7 +19,7 @@ from parenv.policy.devices import on_device
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.pool import AsyncWorkerPool
-from parenv.worker.acting import Actor, check_actions
+from parenv.worker.actor import Actor, check_actions
 
 BATCHES = (1, 8, 64, 256)
 MINI_BATCHES = (32, 128, 512, 2048)

@@ -18,7 +18,7 @@ from parenv.memory.trees import as_array, leaves_in
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy, apply_settings, as_policy, infos_needed
 from parenv.policy.snapshots import module_of
-from parenv.worker.acting import carry_of, rows_as_leaves
+from parenv.worker.actor import carry_of, rows_as_leaves
 
 BATCH = 3
 """Batch size of the example inputs. torch treats sizes 0 and 1 as constants."""

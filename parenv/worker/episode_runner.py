@@ -15,8 +15,8 @@ import numpy as np
 from parenv.experience.assembly import episodes_of
 from parenv.memory.agent_layout import RowGroup
 from parenv.worker.agent_writing import private_agent_writer
-from parenv.worker.agents_collecting import AgentsCollector
-from parenv.worker.collecting import Collector, private_writer
+from parenv.worker.agents_collector import AgentsCollector
+from parenv.worker.single_agent_collector import SingleAgentCollector, private_writer
 
 MAX_STEPS = 16
 """Maximum number of env steps between two checks of which sub-environments have finished."""
@@ -82,7 +82,7 @@ class EpisodeRunner(ABC):
 class EnvsEpisodeRunner(EpisodeRunner):
     """Episodes of a single agent, in the sub-environments of a collector that begin an episode."""
 
-    def __init__(self, collector: Collector, episodes: int, within: Within = contextlib.nullcontext) -> None:
+    def __init__(self, collector: SingleAgentCollector, episodes: int, within: Within = contextlib.nullcontext) -> None:
         super().__init__(collector.stepper.num_envs, episodes, within)
         self._collector = collector
         self._writer = private_writer(collector.spec, collector.stepper.num_envs)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from parenv.envs.seeding import RandomState, evaluation_seed
-from parenv.worker.collecting import StopCollectingError
 from parenv.worker.episode_runner import EpisodeRunner, Within
+from parenv.worker.single_agent_collector import StopCollectingError
 from parenv.worker.task import PENDING, Context
 
 APART, BESIDE, IN_PLACE = "apart", "beside", "in place"

@@ -9,19 +9,19 @@ from typing import Any
 from parenv.envs.infos import InfoRows
 from parenv.envs.vector_stepping import VectorStepper
 from parenv.memory.trees import concatenated, map_trees
-from parenv.worker.collecting import Collector, Seconds, StopCollectingError
 from parenv.worker.single import ACT
+from parenv.worker.single_agent_collector import Seconds, SingleAgentCollector, StopCollectingError
 from parenv.worker.writing import RolloutWriter
 
 
-class HalfBatchCollector(Collector):
+class HalfBatchCollector(SingleAgentCollector):
     """Acts for one half while the other is being stepped.
 
     What lasts from one rollout to the next is kept as ever, for all. Where values have no fixed size, and where whole
     episodes are wanted, all are stepped at once.
 
     Args:
-        *arguments: as for :class:`Collector`, whose stepper is over an environment with ``parts``.
+        *arguments: as for :class:`SingleAgentCollector`, whose stepper is over an environment with ``parts``.
         **more: likewise.
     """
 

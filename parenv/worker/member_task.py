@@ -21,15 +21,15 @@ from parenv.policy.policy import as_policy
 from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Failure, Layout, Ready
-from parenv.worker.acting import Actor
-from parenv.worker.collecting import StopCollectingError, private_writer
-from parenv.worker.differentiating import numbers_of
+from parenv.worker.actor import Actor
+from parenv.worker.differentiator import numbers_of
 from parenv.worker.episode_runner import MAX_STEPS, EnvsEpisodeRunner
-from parenv.worker.failing import failure_of
+from parenv.worker.failures import failure_of
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Member, made, restore, state_of
-from parenv.worker.probing import probe
+from parenv.worker.probes import probe
 from parenv.worker.scratch_envs import ScratchEnvs
+from parenv.worker.single_agent_collector import StopCollectingError, private_writer
 from parenv.worker.task import TaskOutput
 
 

@@ -13,16 +13,16 @@ from parenv.envs.infos import write_seen
 from parenv.errors import ObservationError
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter
-from parenv.worker.agents_collecting import AgentsCollector
-from parenv.worker.collecting import Seconds, StopCollectingError
+from parenv.worker.agents_collector import AgentsCollector
 from parenv.worker.single import ACT
+from parenv.worker.single_agent_collector import Seconds, StopCollectingError
 
 
 class ParallelAgentsCollector(AgentsCollector):
     """Sub-environments whose step takes the actions of all agents.
 
     Args:
-        *arguments: Arguments of :class:`~parenv.worker.agents_collecting.AgentsCollector`.
+        *arguments: Arguments of :class:`~parenv.worker.agents_collector.AgentsCollector`.
         **more: Keyword arguments of it.
     """
 

@@ -11,7 +11,7 @@ import numpy as np
 from parenv.envs.fitting import not_finite
 from parenv.errors import PolicyOutputError
 from parenv.memory.trees import copy_with, map_trees
-from parenv.worker.acting import NO_INFOS, Actor
+from parenv.worker.actor import NO_INFOS, Actor
 from parenv.worker.agent_writing import GroupWriter
 
 

@@ -13,7 +13,7 @@ from parenv.envs.fitting import Fit
 from parenv.memory.agent_layout import AgentsSpec
 from parenv.policy.assignment import PolicyTable
 from parenv.policy.snapshots import SharedWeights, WeightsReader
-from parenv.worker.acting import Actor
+from parenv.worker.actor import Actor
 from parenv.worker.job import AgentsJob
 
 

@@ -14,8 +14,8 @@ from parenv.envs.make import Stepper, make_envs, make_stepper
 from parenv.envs.values import Rows
 from parenv.memory.layout import RolloutSpec
 from parenv.memory.status_slot import StatusSlot
-from parenv.worker.acting import Actor
-from parenv.worker.collecting import Collector, reset
+from parenv.worker.actor import Actor
+from parenv.worker.single_agent_collector import SingleAgentCollector, reset
 
 
 @dataclass(eq=False)
@@ -57,13 +57,13 @@ class ScratchEnvs:
     def get_to_know(self, envs: Sequence[Any]) -> None:
         """Inspect environments that have just been made."""
 
-    def collector(self, actor: Actor, spec: RolloutSpec, seed: int, worker: int) -> tuple[Collector, Rows]:
+    def collector(self, actor: Actor, spec: RolloutSpec, seed: int, worker: int) -> tuple[SingleAgentCollector, Rows]:
         """Reset the sub-environments with seeds; return a collector and the first observations."""
         stepper = self.stepper
         seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
         rows, infos = reset(stepper, spec.observations, seeds)
         env_ids = np.arange(self.env_ids.start, self.env_ids.start + stepper.num_envs)
-        return Collector(stepper, actor, spec, rows, env_ids, worker, self.progress, infos=infos), rows
+        return SingleAgentCollector(stepper, actor, spec, rows, env_ids, worker, self.progress, infos=infos), rows
 
     def close(self) -> None:
         """Close the sub-environments. The next use makes new ones."""

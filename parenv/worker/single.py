@@ -16,7 +16,7 @@ from parenv.envs.returned import explain_step
 from parenv.envs.stepping import EnvStepper
 from parenv.errors import ObservationError
 from parenv.memory.status_slot import StatusSlot, code
-from parenv.worker.acting import Actor
+from parenv.worker.actor import Actor
 from parenv.worker.writing import RolloutWriter
 
 ACT = code("act")
@@ -36,7 +36,7 @@ def single_env(stepper: Stepper, actor: Actor, writer: RolloutWriter) -> EnvStep
 def fill_rows(
     stepper: EnvStepper, actor: Actor, carry: Any, writer: RolloutWriter, progress: StatusSlot, env_steps: int
 ) -> tuple[Any, float]:
-    """Fill a rollout that has been begun, as :class:`~parenv.worker.collecting.Collector` does for any number.
+    """Fill a rollout that has been begun, as ``SingleAgentCollector`` does for any number of sub-environments.
 
     Args:
         stepper: of one sub-environment.

@@ -28,17 +28,17 @@ from parenv.memory.spaces import describe, leaves
 from parenv.policy.policy import as_policy, infos_needed
 from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.messages import Layout, Ready
-from parenv.worker.acting import Actor
+from parenv.worker.actor import Actor
 from parenv.worker.collect_task import CollectTask
-from parenv.worker.collecting import Collector, reset
 from parenv.worker.episode_runner import MAX_STEPS, EnvsEpisodeRunner, Within
 from parenv.worker.evaluation import Evaluation
 from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
 from parenv.worker.named_infos import infos_in, infos_in_episode, not_in_resets
-from parenv.worker.probing import extras_as_data, probe, probe_postprocess
-from parenv.worker.replacing import Replacements, ReplacingCollector
+from parenv.worker.probes import extras_as_data, probe, probe_postprocess
+from parenv.worker.replacements import Replacements, ReplacingCollector
 from parenv.worker.scratch_envs import ScratchEnvs
+from parenv.worker.single_agent_collector import SingleAgentCollector, reset
 from parenv.worker.task import Context
 from parenv.worker.whole_episodes import EpisodeCollector
 from parenv.worker.writing import RolloutWriter, SlotWriters
@@ -128,7 +128,7 @@ class SingleAgentEnvs:
         """Close all sub-environments, also those of evaluations."""
         self._closing.close()
 
-    def _make_collector(self, actor: Actor, spec: RolloutSpec, env_ids: range) -> Collector:
+    def _make_collector(self, actor: Actor, spec: RolloutSpec, env_ids: range) -> SingleAgentCollector:
         job, (worker, generation), progress = self._context.job, self._context.sender, self._context.progress
         about = (self._stepper, actor, spec, self._rows, np.array(env_ids), worker, progress)
         more: dict[str, Any] = {"restarted": generation > 0, "infos": self._infos}
@@ -137,7 +137,7 @@ class SingleAgentEnvs:
         if job.options.step_workers is not None:
             return HalfBatchCollector(*about, **more)
         if job.options.on_env_error != "restart_env":
-            return Collector(*about, **more)
+            return SingleAgentCollector(*about, **more)
         return ReplacingCollector(Replacements(job, self._stepper, env_ids.start, generation, progress), *about, **more)
 
     def _begin_episodes(

@@ -15,22 +15,22 @@ from parenv.experience.rollout import NAMED, PER_STEP, Ends, Rollout
 from parenv.memory.layout import MAX_EPISODE_STEPS
 from parenv.memory.trees import concatenated, map_trees
 from parenv.protocol.messages import Credit
-from parenv.worker.collecting import Collector, Seconds, private_writer
-from parenv.worker.differentiating import Differentiated
+from parenv.worker.differentiator import Differentiated
+from parenv.worker.single_agent_collector import Seconds, SingleAgentCollector, private_writer
 from parenv.worker.writing import RolloutWriter
 
 CHUNK = 64
 """Number of rows per chunk."""
 
 
-class EpisodeCollector(Collector):
+class EpisodeCollector(SingleAgentCollector):
     """Collect one whole episode of every sub-environment, all by one version of the policy.
 
     The number per sub-environment is fixed, since taking the episodes that end first would favour short ones. A
     sub-environment that finishes early continues until the last one finishes, and these steps are dropped.
 
     Args:
-        *arguments: Arguments of :class:`~parenv.worker.collecting.Collector`.
+        *arguments: Arguments of :class:`~parenv.worker.single_agent_collector.SingleAgentCollector`.
         **more: Keyword arguments of it.
     """
 

@@ -22,9 +22,9 @@ from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, Rows, as_warning
 from parenv.protocol.plain import as_data
-from parenv.worker.calling import ENV_METHODS
+from parenv.worker.env_methods import ENV_METHODS
 from parenv.worker.evaluation import FRACTION
-from parenv.worker.failing import FailedCallError, failure_of
+from parenv.worker.failures import FailedCallError, failure_of
 from parenv.worker.job import WorkerJob
 from parenv.worker.loads import Loads
 from parenv.worker.task import PENDING, Context, Prepared, Task

@@ -17,7 +17,7 @@ from parenv.memory.layout import RolloutSpec
 from parenv.memory.spaces import leaves
 from parenv.memory.status_slot import StatusSlot
 from parenv.testing import check_ledger
-from parenv.worker.collecting import private_writer, reset
+from parenv.worker.single_agent_collector import private_writer, reset
 from parenv.worker.writing import OpenEpisodes, RolloutWriter
 
 TWO = spaces.Discrete(2)

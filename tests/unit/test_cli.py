@@ -39,7 +39,7 @@ from parenv.cli.main import main, parser
 from parenv.errors import ConfigurationError, RestartLimitError
 from parenv.memory.spaces import leaves
 from parenv.policy.devices import on_device
-from parenv.worker.acting import Actor
+from parenv.worker.actor import Actor
 
 AGENTS = """
 import torch

@@ -13,7 +13,7 @@ from torch import nn
 from parenv import TorchPolicy
 from parenv.memory.spaces import leaves
 from parenv.policy.devices import accelerator, device_of, on_device
-from parenv.worker.acting import Actor
+from parenv.worker.actor import Actor
 
 
 class OnAnotherDevice:

@@ -29,7 +29,7 @@ from parenv.errors import (
 )
 from parenv.memory.status_slot import DOING
 from parenv.supervision.failures import from_failure
-from parenv.worker.failing import failure_of
+from parenv.worker.failures import failure_of
 
 
 def died(**how: Any) -> WorkerDiedError:

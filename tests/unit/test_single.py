@@ -15,9 +15,9 @@ from parenv.errors import ObservationError, PolicyOutputError
 from parenv.memory.layout import Extra, RolloutSpec
 from parenv.memory.spaces import leaves
 from parenv.policy.policy import Action, Policy
-from parenv.worker import collecting, single
-from parenv.worker.acting import Actor
-from parenv.worker.collecting import Collector, StopCollectingError, private_writer, reset
+from parenv.worker import single, single_agent_collector
+from parenv.worker.actor import Actor
+from parenv.worker.single_agent_collector import SingleAgentCollector, StopCollectingError, private_writer, reset
 
 from .scripted import quiet
 
@@ -36,14 +36,14 @@ class Pushes(Policy):
         return Action(self.form(seen), {"count": np.full(len(seen), count)}, count + 1)
 
 
-def collector(env_id: str, policy: Any, extras: bool, fit: Fit | None = None) -> tuple[Collector, Any]:
+def collector(env_id: str, policy: Any, extras: bool, fit: Fit | None = None) -> tuple[SingleAgentCollector, Any]:
     progress = quiet()
     stepper = EnvStepper([gym.make(env_id)], 0, progress, fit)
     of = (Extra("count", (), "<i8"),) if extras else ()
     spec = RolloutSpec(T, leaves(stepper.observation_space), leaves(stepper.action_space), of)
     rows, _ = reset(stepper, spec.observations, [7])
     actor = Actor(policy, spec.observations, spec.actions, "cpu", fit=fit)
-    return Collector(stepper, actor, spec, rows, np.arange(1), 0, progress), private_writer(spec, 1)
+    return SingleAgentCollector(stepper, actor, spec, rows, np.arange(1), 0, progress), private_writer(spec, 1)
 
 
 def rollouts(env_id: str, policy: Any, extras: bool) -> list[Any]:
@@ -78,10 +78,10 @@ def test_both_loops_fill_the_same_rollouts(form: str, extras: bool, monkeypatch:
     policy = Pushes(function) if extras else function
     entered = []
     fill_rows = single.fill_rows
-    monkeypatch.setattr(collecting, "fill_rows", lambda *given: entered.append(1) or fill_rows(*given))
+    monkeypatch.setattr(single_agent_collector, "fill_rows", lambda *given: entered.append(1) or fill_rows(*given))
     alone = rollouts(env_id, policy, extras)
     assert len(entered) == 4
-    monkeypatch.setattr(collecting, "single_env", lambda *_: None)
+    monkeypatch.setattr(single_agent_collector, "single_env", lambda *_: None)
     assert_same(alone, rollouts(env_id, policy, extras))
     assert len(entered) == 4
 

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import Wrapper
 
 from parenv.protocol.plain import plain_info
-from parenv.worker.calling import ENV_METHODS
+from parenv.worker.env_methods import ENV_METHODS
 from parenv.worker.pickled_env import PickledEnv, generator_of, set_generator
 
 Info = dict[str, Any]

@@ -9,9 +9,9 @@ from parenv.envs.seeding import environment_seed
 from parenv.envs.values import Rows
 from parenv.memory.status_slot import StatusSlot
 from parenv.process.restart_limit import RestartLimit
-from parenv.worker.collecting import Collector
-from parenv.worker.failing import text_of
+from parenv.worker.failures import text_of
 from parenv.worker.job import Job
+from parenv.worker.single_agent_collector import SingleAgentCollector
 from parenv.worker.writing import RolloutWriter
 
 
@@ -62,7 +62,7 @@ class Replacements:
                 error = another
 
 
-class ReplacingCollector(Collector):
+class ReplacingCollector(SingleAgentCollector):
     """Collects although sub-environments raise.
 
     The episode of the old environment is truncated at its last transition. If that is in the previous rollout, the
@@ -71,7 +71,7 @@ class ReplacingCollector(Collector):
 
     Args:
         replacements: Factory of the new environments.
-        *arguments: Arguments of :class:`~parenv.worker.collecting.Collector`.
+        *arguments: Arguments of :class:`~parenv.worker.single_agent_collector.SingleAgentCollector`.
         **more: Keyword arguments of it.
     """
 

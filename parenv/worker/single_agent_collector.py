@@ -23,8 +23,8 @@ from parenv.memory.spaces import Leaf
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.trees import array_or_list, as_array, assign, copy_as, copy_of, deep_copy, map_trees
 from parenv.protocol.messages import Credit
-from parenv.worker.acting import NO_INFOS, Actor
-from parenv.worker.differentiating import Differentiated
+from parenv.worker.actor import NO_INFOS, Actor
+from parenv.worker.differentiator import Differentiated
 from parenv.worker.single import ACT, fill_rows, single_env
 from parenv.worker.single import StopCollectingError as StopCollectingError
 from parenv.worker.writing import ALL, OpenEpisodes, RolloutWriter
@@ -40,7 +40,7 @@ class Seconds(NamedTuple):
     acting: float
 
 
-class Collector:
+class SingleAgentCollector:
     """Sub-environments of a single agent, see :class:`~parenv.worker.collect_task.Collector`.
 
     Args:

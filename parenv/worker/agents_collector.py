@@ -20,11 +20,11 @@ from parenv.memory.status_slot import StatusSlot, code
 from parenv.protocol.messages import Credit
 from parenv.worker.agent_assignments import AgentAssignments
 from parenv.worker.agent_writing import AgentWriter
-from parenv.worker.collecting import Seconds
-from parenv.worker.differentiating import Differentiated
+from parenv.worker.differentiator import Differentiated
 from parenv.worker.group_rows import AgentRow
 from parenv.worker.policy_set import PolicySet
-from parenv.worker.replacing import Replacements
+from parenv.worker.replacements import Replacements
+from parenv.worker.single_agent_collector import Seconds
 from parenv.worker.writing import RolloutWriter
 
 

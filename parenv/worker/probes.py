@@ -22,10 +22,10 @@ from parenv.memory.agent_layout import agent_groups
 from parenv.memory.layout import Extra, Info, RolloutSpec, infos_as_data, leaves_as_data
 from parenv.memory.spaces import Leaf, is_single, leaves
 from parenv.policy.assignment import EpisodeStart, PolicyRow, drawn
-from parenv.worker.acting import NO_INFOS, Actor, carry_of, check_actions, extras_of
-from parenv.worker.collecting import private_writer
+from parenv.worker.actor import NO_INFOS, Actor, carry_of, check_actions, extras_of
 from parenv.worker.job import AgentsJob
 from parenv.worker.named_infos import Seen, infos_of_groups
+from parenv.worker.single_agent_collector import private_writer
 
 EPISODES_DRAWN = 8
 """Number of episodes per sub-environment for which ``policy_of`` is called, to see who acts by which policy."""

@@ -16,7 +16,7 @@ from parenv.memory.spaces import Leaf, is_single, unflatten
 from parenv.memory.trees import array_or_list, as_array, as_tensor, copy_of, copy_with, leaves_in, map_trees
 from parenv.policy.policy import Policy, TorchPolicy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
-from parenv.worker.fitting_actions import ActionFit
+from parenv.worker.action_fit import ActionFit
 from parenv.worker.writing import RolloutWriter
 
 NO_INFOS: Mapping[str, Any] = {}
