@@ -98,7 +98,7 @@ def said(rollouts: int, processor_s: float, num_envs: int, seconds: float) -> fl
 
 
 def pooled(make: Any, policy: Any) -> float:
-    """The same of a pool."""
+    """Return the env steps per second of a pool."""
     options = WorkerOptions(start_method="spawn", start_timeout_s=300.0)
     with AsyncWorkerPool(make, policy, num_workers=1, rollout_length=ROWS, workers=options) as pool:
         rollouts = iter(pool.rollouts())
@@ -183,7 +183,7 @@ def kept_on_gpu() -> float:
 
 
 def learned_on_gpu(rollout_device: str | None) -> float:
-    """The same of a pool whose learner looks at all frames on the GPU."""
+    """Return the env steps per second of a pool whose learner reads all frames on the GPU."""
     options, policy = WorkerOptions(device="cuda", rollout_device=rollout_device), Brightness()
     agent = TorchPolicy(policy, "act", ("actions",))
     with AsyncWorkerPool(Frames, agent, num_workers=1, rollout_length=GPU_ROWS, workers=options) as pool:

@@ -63,7 +63,7 @@ def _processor_s(process: psutil.Process) -> float:
 
 
 def compare(case: str) -> dict[str, Any]:
-    """Everybody in turn: medians, and medians of ratios of the windows of one turn."""
+    """Measure all systems in turn. Return medians, and medians of the ratios within one turn."""
     name, num_envs = case.split("-")[0], CASES[case]
     make = MAKERS[name]
     actions, factories = sampled_actions(make, num_envs), [make] * num_envs

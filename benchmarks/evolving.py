@@ -2,8 +2,8 @@
 
 python benchmarks/evolving.py [SEED ...]
 
-Both are the population of examples/population.py, with one difference: in the other nobody becomes anybody's child. The
-best of either in the end, by the episodes of its fitness, is measured anew by 100.
+Both are the population of examples/population.py. The second one never copies a member. At the end, 100 new episodes
+measure the best member of each, as chosen by the episodes of its fitness.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def mlp() -> Net:
 
 
 def convolutions() -> Net:
-    """Those of Mnih et al. 2015: 1.7 million parameters."""
+    """Network of Mnih et al. 2015 with 1.7 million parameters."""
     return Net(nature_body(), 512, 6, 1 / 255)
 
 

@@ -162,7 +162,7 @@ class Gloo:
         return self
 
     def all_reduce(self) -> float:
-        """Milliseconds, from when both are there."""
+        """Return milliseconds since both gradients were available."""
         self._pipe.send("go")
         torch.distributed.barrier()
         return 1000 * _timed(lambda: torch.distributed.all_reduce(self._mine))

@@ -145,7 +145,7 @@ class Nemesis:
     def _strike(self, worker: int, fault: str) -> None:
         generation, pid = self._workers.generation(worker), self._workers.pid(worker)
         env_id = self._chance.choice(self._workers.env_ids(worker))
-        # A pid of -1 would be everybody's.
+        # A signal to pid -1 would reach all processes.
         if pid <= 0 or self._orders[env_id]:
             return
         # The end of a pause would wake one that has been stopped for good.
@@ -172,7 +172,7 @@ class Subject(Protocol):
         """Its workers."""
 
     def advance(self, found: Found) -> Iterator[tuple[int, int]]:
-        """Take and audit what comes next; ``(worker, generation)`` of those who are seen to be back."""
+        """Take and audit the next results. Return ``(worker, generation)`` of workers that are back."""
 
     def close(self) -> None:
         """End it."""
@@ -270,7 +270,7 @@ class PoolSubject:
 
 
 def audit(rollout: Any, expected: dict[int, tuple[int, ...]], found: Found) -> None:
-    """Count a faulty rollout by its fault, and continue behind it."""
+    """Count a faulty rollout by its fault, and continue with the next one."""
     before = dict(expected)
     try:
         check_ledger(rollout, expected)
@@ -295,7 +295,7 @@ class VectorSubject:
 
     Args:
         orders: path of the environments' orders.
-        stepping: all at once, rather than whoever is ready.
+        stepping: Whether to step all sub-environments at once, instead of those that are ready.
     """
 
     def __init__(self, orders: str, stepping: bool) -> None:
@@ -320,7 +320,7 @@ class VectorSubject:
             self._envs.send(np.zeros(NUM_ENVS, np.int64))
 
     def advance(self, found: Found) -> Iterator[tuple[int, int]]:
-        """Take and audit a step, or a batch of those who are ready."""
+        """Take and audit a step, or a batch of ready sub-environments."""
         results: Any = None
         failed: list[int] = []
         try:
@@ -347,7 +347,7 @@ class VectorSubject:
         self._envs.close()
 
     def _go_on_without(self, failed: Sequence[int]) -> None:
-        """A step of all that raises has been taken by the others; with send and recv only those who raise are out."""
+        """Continue after an exception. With ``step``, all other sub-environments have stepped."""
         if not self._stepping:
             self._envs.send(np.zeros(len(failed), np.int64), failed)
             return

@@ -178,7 +178,7 @@ def healing() -> Any:
 
 
 def driver() -> Any:
-    """What a rollout costs the driver in processor time of all its threads: for each, and for each MB of it."""
+    """Return the driver's processor time per rollout and per MB of rollouts, over all its threads."""
     points = []
     for T in (16, 2048):
         settings: Any = {"num_envs": 64, "num_workers": 2, "rollout_length": T}

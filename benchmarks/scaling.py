@@ -78,7 +78,7 @@ def workers() -> Samples:
     sleepers = {"async": lambda: Sleeper(SLEEP_S), "sync": lambda: SteadySleeper(SLEEP_S)}
     # These fork, and so come before anything has threads.
     loops = IdealLoops(lambda: ideal_loop(sleepers["async"], lambda observations: [0], 1), max(WORKERS), "fork")
-    # Whoever starts workers later finds the helper there that forks them.
+    # The fork server is started here, so that later measurements find it.
     AsyncWorkerPool(Sleeper, zeros, num_workers=1).close()
     for n in WORKERS:
         measures[f"bare loops, {n}"] = lambda n=n: bare_loops_of_sleepers(notes, loops, n)
@@ -217,7 +217,7 @@ def curve(samples: Mapping[Size, list[float]]) -> dict[str, Any]:
 
 
 def about_workers(curves: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """By mode and number of workers: the share of the bare loops' rate, and how many cores that keeps busy."""
+    """Return the share of the plain loops' rate and the number of busy cores, by mode and number of workers."""
 
     def medians(name: str) -> Any:
         return np.array([found["median"] for found in curves[name]["us per unit"].values()])

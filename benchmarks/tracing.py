@@ -34,7 +34,7 @@ class Stopwatch:
         self._trace, self.seconds, self.asks = trace, 0.0, 0
 
     def hear(self, event: Event) -> None:
-        """As the trace."""
+        """Write an event as the trace does."""
         self.asks += isinstance(event, Asked)
         began = time.thread_time()
         self._trace.hear(event)

@@ -66,9 +66,9 @@ def vector_env() -> tuple[Run, Sequence[int], Callable[[], None]]:
 
 
 def measured(run: Run, pids: Sequence[int]) -> dict[str, float]:
-    """Env steps per second, and microseconds of processor per env step, of this process and of these.
+    """Return env steps per second, and microseconds of processor time per env step, of this and other processes.
 
-    Everybody is idle before and afterwards, so that as many env steps are counted as were paid for.
+    All processes are idle before and afterwards, so that counted steps and processor time belong together.
     """
     everybody = [os.getpid(), *pids]
     before = processor_s(everybody)

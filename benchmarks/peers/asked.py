@@ -36,12 +36,12 @@ class System:
     """One system in one configuration.
 
     Args:
-        name: as the results call it.
-        environment: the virtual environment that has it: of ``installed.ENVIRONMENTS``, or ``"parenv"``.
-        module: its file under ``systems/``.
-        function: what the file calls the question: ``(**arguments) -> (measure, close)``.
-        arguments: for the function; plain data.
-        reopened: started anew for each measurement, because it does not bear to be stopped in between.
+        name: Name in the results.
+        environment: Virtual environment of the system: a name of ``installed.ENVIRONMENTS``, or ``"parenv"``.
+        module: Name of its file under ``systems/``.
+        function: Name of the function in this file, ``(**arguments) -> (measure, close)``.
+        arguments: Arguments of the function, as plain data.
+        reopened: Whether to start it for each measurement, because it fails after a stop.
     """
 
     name: str
@@ -143,7 +143,7 @@ def _guard() -> subprocess.Popen[str]:
 
 
 def _tell_guard(leader: int) -> None:
-    """Of the leader of a session that has begun, or with a minus of one that has ended."""
+    """Send the guard the pid of a session's leader, negative if the session has ended."""
     with _TELLING:
         pipe = _guard().stdin
         assert pipe is not None

@@ -1,6 +1,7 @@
-"""How do stepping and rollouts grow with cores? 120 environments on 1, 2, 4, 8, 15 workers, and a core for the driver.
+"""Scaling of steps and rollouts with cores: 120 environments on 1, 2, 4, 8, 15 workers, and a core for the driver.
 
-Everybody, the peers and the limit too, is confined to that many cores and one more. The limit has a process per worker.
+All systems, including the upper bound, run on one core per worker and one more. The upper bound has a process per
+worker.
 
 python benchmarks/peers/cores.py                        all questions, as far as the machine has cores
 python benchmarks/peers/cores.py rollouts ...           some of: cartpole, halfcheetah, rollouts

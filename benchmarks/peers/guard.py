@@ -39,7 +39,7 @@ def kill(leader: int) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 spared = attempt == 0 and any("resource_tracker" in word for word in process.cmdline())
                 process.send_signal(signal.SIGCONT if spared else signal.SIGKILL)
-        psutil.wait_procs(found, timeout=0.5)  # They may be dead and wait for somebody to take note.
+        psutil.wait_procs(found, timeout=0.5)  # Dead processes remain until their parent waits for them.
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ SIMULATORS = ("gymnasium", "ale-py", "box2d", "pygame", "mujoco", "imageio", "op
 
 @dataclass(frozen=True)
 class Requirements:
-    """What one virtual environment holds.
+    """Contents of one virtual environment.
 
     Args:
-        packages: what pip is asked for, after torch.
-        own_pins: whether they want other versions than ours of what is not torch.
-        unpacked: a source package that cannot be built without a GPU's compiler, and whose Python does without.
+        packages: Arguments of pip, which runs after the installation of torch.
+        own_pins: Whether the packages need other versions than ours of packages besides torch.
+        unpacked: Source package whose build needs a GPU compiler, while its Python code does not.
     """
 
     packages: tuple[str, ...]

@@ -19,7 +19,7 @@ def read(name: str) -> Any:
 
 
 def column(found: Mapping[str, Any], key: str) -> dict[str, float | str]:
-    """One figure of each system, or why there is none; without the limit, which is the measure of the others."""
+    """Return one figure of each system, or its failure, without the upper bound, which is the unit of the others."""
     return {name: one.get("failed") or one[key] for name, one in found.items() if name != "limit"}
 
 

@@ -1,4 +1,4 @@
-"""Question 6: milliseconds until the mean of gradients of 1 MB and of 40 MB from 2 processes is there.
+"""Question 6: milliseconds for the mean of two processes' gradients, of 1 MB and of 40 MB.
 
 The limit is one process that reads both.
 

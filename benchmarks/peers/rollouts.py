@@ -1,6 +1,6 @@
-"""Question 2: collecting rollouts with a policy, as a share of two loops that act, step and tell nobody.
+"""Question 2: rollouts with a policy, as a share of two independent loops that act and step.
 
-Counted are env steps per second that have come to the learner's process as batches of ``[T, B]``.
+The figure is env steps per second that arrive in the learner's process as batches of ``[T, B]``.
 
 python benchmarks/peers/rollouts.py
 """

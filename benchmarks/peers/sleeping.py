@@ -1,4 +1,4 @@
-"""Question 3: 64 environments that sleep 2 ms a step on average, as a share of as many processes that tell nobody.
+"""Question 3: 64 environments that sleep 2 ms per step on average, as a share of 64 independent processes.
 
 python benchmarks/peers/sleeping.py
 """
@@ -19,7 +19,7 @@ SECONDS, REPEATS, WARM_UP_S = 2.0, 3, 0.5
 
 
 def systems() -> list[System]:
-    """Everybody, and the batch that each delivers; PufferLib has no more workers than cores, and spins otherwise."""
+    """Return all systems with their batch sizes. PufferLib has one worker per core, since more of them spin."""
     sizes = {"case": "sleeping", "num_envs": NUM_ENVS}
     ready, alone = {**sizes, "batch_size": BATCH_SIZE}, {"case": "sleeping", "num_workers": NUM_ENVS}
     part, whole = f"the {BATCH_SIZE} that are ready", f"all {NUM_ENVS}"

@@ -1,7 +1,7 @@
 """Question 4: starting 8 workers with one CartPole each: seconds to the first observation, and memory.
 
-What is imported has been imported before, in a process of its own for each start. Memory is the proportional set size
-of all processes of a system together, the one that starts it included.
+Each start has a process of its own, which has imported all modules before. Memory is the proportional set size of all
+processes of a system, including the process that starts it.
 
 python benchmarks/peers/startup.py
 """
@@ -47,7 +47,7 @@ SYSTEMS = [
 
 
 def medians(starts: Sequence[dict[str, float]] | str) -> dict[str, Any]:
-    """Of what was found in each start, or why there is nothing."""
+    """Summarize the results of all starts, or return the failure."""
     if isinstance(starts, str):
         return {"failed": starts}
     seconds = [start["seconds"] for start in starts]

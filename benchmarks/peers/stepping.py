@@ -1,4 +1,4 @@
-"""Question 1: stepping vector envs with random actions, as a share of two bare loops that tell nobody.
+"""Question 1: stepping vector envs with random actions, as a share of two independent plain loops.
 
 python benchmarks/peers/stepping.py                  all cases
 python benchmarks/peers/stepping.py cartpole-64 ...  some of them

@@ -1,7 +1,8 @@
 """Question 7: seconds and env steps of PPO on CartPole until the last 100 episodes have a mean return of 475.
 
-All have the same settings and the same networks. The seconds count from when environments and processes are there; what
-it takes until then is given apart. A run that is not there after 180 s or 200,000 env steps counts as not reached.
+All have the same settings and the same networks. The seconds count from the moment when environments and processes are
+ready, and the start has a figure of its own. A run that has not reached the goal after 180 s or 200,000 env steps
+counts as not reached.
 
 python benchmarks/peers/to_475.py
 """

@@ -29,10 +29,10 @@ class Column(NamedTuple):
     """One figure of every system.
 
     Args:
-        title: what it is.
-        values: by system; a text where there is none.
-        form: how it is written.
-        most_is_best: otherwise the least is.
+        title: Title of the figure.
+        values: Values by system, with a text for a missing value.
+        form: Format of a value.
+        most_is_best: Whether the largest value is the best.
     """
 
     title: str

@@ -16,11 +16,11 @@ PARTS = {
 
 
 def exponent(sizes: Any, units: Any) -> float:
-    """Of n in a cost of c n^k, from the time per unit at each size: least squares of logarithms.
+    """Return the exponent k of a cost c n^k, by least squares of logarithms of the time per unit.
 
     Args:
-        sizes: n.
-        units: cost(n) / n.
+        sizes: Sizes n.
+        units: Times per unit, cost(n) / n.
     """
     return 1.0 + float(np.polyfit(np.log(sizes), np.log(units), 1)[0])
 
@@ -65,7 +65,7 @@ def rise(samples: list[Any]) -> str:
 
 
 def about_workers(found: Any) -> list[str]:
-    """Lines of Markdown: shares of what loops that tell nobody do, and cores, by number of workers."""
+    """Return lines of Markdown: shares of the independent loops' rate, and cores, by number of workers."""
     rows = {
         f"{what}, {mode}": by_n
         for what in ("share of the bare loops' rate", "cores busy")

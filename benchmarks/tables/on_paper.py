@@ -1,4 +1,4 @@
-"""How far one driver goes, on paper: ``scaling.md`` from the constants that ``remote.py`` has measured."""
+"""Limits of one driver, as an estimate: ``scaling.md`` from constants that ``remote.py`` has measured."""
 
 from __future__ import annotations
 

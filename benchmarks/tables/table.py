@@ -33,12 +33,12 @@ Measured on {machine}; medians, all systems in turn, each in a
 process of its own. `make bench` repeats it, with the peers in virtual environments of their own.
 [All measurements](../measurements.md) has every variant, the pictures, and what could not be measured.
 
-Stepping a vector env with random actions, as a share of two bare loops that tell nobody; of each library the best
+Stepping a vector env with random actions, as a share of two independent bare loops; of each library the best
 variant. EnvPool steps environments of its own, in C++, and none in Python. What is first is in bold, and so are ties:
 
 {stepping}
 
-Rollouts and sleeping environments as a share of processes that tell nobody, the rest in time; of each library the best:
+Rollouts and sleeping environments as a share of independent processes, the rest in time; of each library the best:
 
 {others}
 
@@ -56,7 +56,7 @@ Measured on {machine}; medians. Written by
 
 ## Against the field
 
-Stepping with random actions, as a share of two bare loops that tell nobody (`peers/stepping.py`). EnvPool steps
+Stepping with random actions, as a share of two independent bare loops (`peers/stepping.py`). EnvPool steps
 environments of its own in C++, and none in Python: it is here as the far reference.
 
 {stepping}
@@ -74,7 +74,7 @@ the driver itself is forked: quick, and safe only before it has threads or a GPU
 
 ## parenv alone
 
-The ideal loop is the same environments and forward passes in as many processes that tell nobody. Faults come at random,
+The ideal loop is the same environments and forward passes in as many independent processes. Faults come at random,
 one per 2 s on average: SIGKILL, SIGSEGV, SIGSTOP with and without SIGCONT, and environments that raise, segfault or
 exit; `make soak` repeats them.
 

@@ -10,7 +10,7 @@ _MOVED = ("bench", "lineage", "report")
 
 
 class _MovedModule(ModuleType):
-    """Module ``parenv.cli.bench`` and the like, whose function is now in :mod:`parenv.bench`."""
+    """Former module, such as ``parenv.cli.bench``, whose function is now in :mod:`parenv.bench`."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # The import system and inspect read such attributes, which must not warn.

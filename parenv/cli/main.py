@@ -37,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command line without the name of the command. Default: command line of this process.
 
     Returns:
-        Exit status: 0 on success, 1 on a failure such as a worker that died, 2 if an argument is wrong or cannot be
-        used, 130 after Ctrl-C, 141 if the reader of the output has closed it. ``parenv worker`` also returns 1 if it
-        finds no driver.
+        Exit status. 0: success. 1: failure, such as a worker that died, or no driver for ``parenv worker``. 2: wrong
+        argument. 130: Ctrl-C. 141: the reader of the output has closed it.
     """
     options = parser().parse_args(arguments)
     if os.getcwd() not in sys.path:

@@ -1,4 +1,4 @@
-"""PPO on CartPole until the mean return of the last 100 episodes is there: what all implementations have in common."""
+"""Shared parts of PPO on CartPole, which ends at a mean return of the last 100 episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all vector envs are measured with, and the limit: processes that do the same work and tell nobody."""
+"""Measurement of vector envs, and the upper bound: independent processes that do the same work."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Differentiators:
         self.deliveries(self.rounds)
 
     def deliveries(self, order: int = 0) -> list[Any]:
-        """What each delivers; with an ``order``, nothing but that its gradient now consists of this."""
+        """Return the gradients of all processes. With an ``order``, the processes only fill their gradients with it."""
         for pipe in self.pipes:
             pipe.send(order)
         return [pipe.recv() for pipe in self.pipes]
