@@ -1,4 +1,4 @@
-"""Help for the user's own loop: the pace of replay, ensembles, gradients, leagues, copies to a GPU, unrolling."""
+"""Helpers for learners: replay ratio, ensembles, averaged gradients, leagues, copies to a GPU, recurrent networks."""
 
 from parenv.learning.distributed import all_reduce_gradients
 from parenv.learning.ensemble import Ensemble

@@ -1,4 +1,4 @@
-"""Gradients averaged over the learner's processes: data-parallel training without wrapping the module."""
+"""Average gradients over the processes of a learner, for data-parallel training without a wrapped module."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _checked: WeakSet[nn.Module] = WeakSet()
 def all_reduce_gradients(module: nn.Module, group: ProcessGroup | None = None) -> None:
     """Average the gradients of a module over the processes of ``torch.distributed``, in place.
 
-    Call it on every rank between ``backward()`` and the optimizer's step. One all-reduce per dtype and device. A
-    parameter without a gradient on this rank counts as zeros; where another rank has one, it gets the mean. Without a
-    process group, or alone in it, nothing happens. Replicas that begin with the same weights stay equal. Gradients
-    must be dense.
+    Call it on every rank between ``backward()`` and the optimizer's step. It uses one all-reduce per dtype and device.
+    A parameter without a gradient on this rank counts as zeros, and gets the mean if another rank has a gradient.
+    Without a process group, or with one process in it, nothing happens. Replicas that begin with the same weights stay
+    equal. Gradients must be dense.
 
     Args:
-        module: the same parameters in the same order on every rank; the first call for a module compares them.
-        group: ranks that take part; all by default.
+        module: Module with the same parameters in the same order on every rank. The first call for a module compares
+            them.
+        group: Process group. Default: all ranks.
 
     Raises:
-        ConfigurationError: names, shapes or dtypes differ between ranks; raised on every rank.
+        ConfigurationError: Names, shapes or dtypes differ between ranks. Every rank raises it.
     """
     import torch
     import torch.distributed as dist
@@ -48,14 +49,14 @@ def all_reduce_gradients(module: nn.Module, group: ProcessGroup | None = None) -
 
 
 def _average(parameters: Sequence[Tensor], group: ProcessGroup | None) -> None:
-    """One all-reduce of all gradients and, behind them, of a mark for each parameter that has one."""
+    """Reduce all gradients at once, together with a mark for each parameter that has a gradient."""
     import torch
     import torch.distributed as dist
 
     marks = parameters[0].new_tensor([parameter.grad is not None for parameter in parameters])
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     flat = torch.cat([*(gradient.flatten() for gradient in gradients), marks])
-    # Before the sum, which float16 might not hold.
+    # The division comes first, because the sum may overflow float16.
     flat /= dist.get_world_size(group)
     dist.all_reduce(flat, group=group)
     *means, marks = torch.split(flat, [*(parameter.numel() for parameter in parameters), len(parameters)])

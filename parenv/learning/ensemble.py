@@ -1,4 +1,4 @@
-"""Ensemble: several critics or actors of one architecture, trained at once in one batched forward."""
+"""Ensemble: several critics or actors of one architecture in one batched forward."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 
     _Module = nn.Module
 else:
-    # Torch may not be loaded here: `_with_torch` adds the real base class when the first ensemble is made.
+    # Importing this module must not import torch: `_with_torch` adds the real base class for the first ensemble.
     _Module = object
 
 
 class Ensemble(_Module):
     """``M`` modules of the same architecture as one ``nn.Module``, whose forward runs all of them as one batch.
 
-    ``members`` is a module like those given whose parameters and buffers are stacked, ``[M, *shape]``; an optimizer
-    over ``parameters()`` trains all of them, a soft update or ``load_state_dict`` reaches all of them. Dropout and
-    other randomness differ between members. The modules given are copied and not changed.
+    ``members`` is a module of this architecture with stacked parameters and buffers, ``[M, *shape]``. An optimizer of
+    ``parameters()`` trains all members, and a soft update or ``load_state_dict`` changes all members. Dropout and other
+    randomness differ between members. The original modules are copied and not changed.
 
     Args:
-        modules: at least one; same structure, shapes, dtypes, device, ``training`` and ``requires_grad``.
+        modules: At least one module. All have the same structure, shapes, dtypes, device, ``training`` and
+            ``requires_grad``.
 
     Raises:
-        ConfigurationError: no modules, modules without parameters and buffers, or modules that differ.
+        ConfigurationError: There are no modules, they have no parameters and buffers, or they differ.
 
     >>> import torch
     >>> critics = Ensemble([torch.nn.Linear(3, 1) for _ in range(2)])
@@ -41,7 +42,7 @@ class Ensemble(_Module):
     members: nn.Module
 
     def __new__(cls, *_: Any, **__: Any) -> Ensemble:
-        """An ensemble that is a module."""
+        """Make an instance of a subclass of ``nn.Module``."""
         return super().__new__(_with_torch(cls))  # type: ignore[arg-type]
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -62,10 +63,10 @@ class Ensemble(_Module):
         """Run all members on the same inputs.
 
         Args:
-            *args: what one module takes.
+            *args: Arguments of one module.
 
         Returns:
-            What one module returns, each tensor ``[M, ...]``.
+            Outputs nested as the output of one module, each tensor ``[M, ...]``.
         """
         from torch.func import functional_call, vmap
 
@@ -75,20 +76,20 @@ class Ensemble(_Module):
         return vmap(run, randomness="different")(tensors_of(self.members))
 
     def mean(self, *args: Any) -> Tensor:
-        """The mean over the members of their outputs, the shape of one output."""
+        """Return the mean of the members' outputs, in the shape of one output."""
         outputs: Tensor = self(*args)
         return outputs.mean(dim=0)
 
     def minimum(self, *args: Any) -> Tensor:
-        """The elementwise minimum over the members, the shape of one output.
+        """Return the elementwise minimum of the members' outputs, in the shape of one output.
 
-        Clipped double Q-learning for two critics (Fujimoto et al. 2018, arXiv:1802.09477, section 4.2).
+        For two critics, this is clipped double Q-learning (Fujimoto et al. 2018, arXiv:1802.09477, section 4.2).
         """
         outputs: Tensor = self(*args)
         return outputs.amin(dim=0)
 
     def unstacked(self) -> list[nn.Module]:
-        """The members as modules of their own, with copies of the present weights."""
+        """Return the members as separate modules, with copies of the present weights."""
         return [
             _with_tensors(self.members, lambda _, tensor, index=index: tensor[index].clone())  # type: ignore[misc]
             for index in range(self.num_members)
@@ -103,12 +104,12 @@ def _with_torch(cls: type[Ensemble]) -> type[Ensemble]:
 
 
 def _empty(cls: type[Ensemble]) -> Ensemble:
-    """What pickling begins with, since the class with torch in it cannot be found by its name."""
+    """Make an instance for unpickling, because pickle cannot find the class with torch by its name."""
     return cls.__new__(cls)
 
 
 def _with_tensors(module: nn.Module, replaced: Callable[[str, Tensor], Tensor]) -> nn.Module:
-    """A copy of the module with other tensors in the same places; tied ones stay tied."""
+    """Return a copy of the module with other tensors. Tied tensors stay tied."""
     copied = copy.deepcopy(module)
     for name, tensor in tensors_of(copied).items():
         tensor.data = replaced(name, tensor.data)

@@ -1,4 +1,4 @@
-"""League: who played whom, who won, and whom to play next; arithmetic over results, which knows no workers."""
+"""League: results of games between players, ratings, and probabilities of the next opponent."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PER_ELO = np.log(10.0) / 400.0
 
 @dataclass(frozen=True)
 class League:
-    """Players in the order in which they joined, and the results of all their games. Nothing changes a league.
+    """Players in the order in which they joined, and the results of all their games. A league is immutable.
 
-    A game between two players has a score from 0, lost, to 1, won; 0.5 is a draw.
+    The score of a game is between 0 for a loss and 1 for a win. 0.5 is a draw.
 
     Args:
-        players: names, the oldest first, such as ``"agent@12"`` of a frozen version.
-        scores: by player and opponent, the sum of the player's scores, float64 ``[N, N]``.
-        games: by player and opponent, how many games, int64 ``[N, N]``, symmetric.
+        players: Names of the players, the oldest first, such as ``"agent@12"`` of a frozen version.
+        scores: Sum of the player's scores by player and opponent, float64 ``[N, N]``.
+        games: Number of games by player and opponent, int64 ``[N, N]``, symmetric.
 
     >>> league = League.of("first", "second").with_results([("second", "first", 1.0)] * 3)
     >>> league.payoff().tolist()
@@ -41,18 +41,18 @@ class League:
 
     @classmethod
     def of(cls, *players: str) -> League:
-        """A league of players who have not played yet.
+        """Return a league of players without games.
 
         Raises:
-            ConfigurationError: a name comes twice.
+            ConfigurationError: Two players have the same name.
         """
         return cls((), np.zeros((0, 0)), np.zeros((0, 0), np.int64)).with_players(*players)
 
     def with_players(self, *players: str) -> League:
-        """The league with newer players.
+        """Return the league with more players.
 
         Raises:
-            ConfigurationError: a name is there already.
+            ConfigurationError: Two players have the same name.
         """
         joined = (*self.players, *players)
         for name in players:
@@ -64,13 +64,13 @@ class League:
         return League(joined, np.pad(self.scores, more), np.pad(self.games, more))
 
     def with_results(self, results: Iterable[tuple[str, str, float]]) -> League:
-        """The league with more games.
+        """Return the league with more games.
 
         Args:
-            results: of each game the player, the opponent, and the player's score; the opponent's is 1 minus that.
+            results: Player, opponent and the player's score of each game. The opponent's score is 1 minus the score.
 
         Raises:
-            ConfigurationError: somebody is no player of this league, or a score is none.
+            ConfigurationError: A name is not a player of this league, or a score is not between 0 and 1.
         """
         scores, games = self.scores.copy(), self.games.copy()
         for player, opponent, score in results:
@@ -85,9 +85,9 @@ class League:
         return replace(self, scores=scores, games=games)
 
     def payoff(self) -> Any:
-        """Mean score of each player (row) against each other (column), float64 ``[N, N]``.
+        """Return the mean score of each player (row) against each opponent (column), float64 ``[N, N]``.
 
-        NaN where two have never met, and 0.5 against oneself.
+        It is NaN for two players without a game, and 0.5 on the diagonal.
         """
         with np.errstate(invalid="ignore"):
             payoff = self.scores / self.games
@@ -95,13 +95,14 @@ class League:
         return payoff
 
     def elo(self, prior_games: float = 1.0) -> dict[str, float]:
-        """Ratings under which the results are likeliest, whatever their order: 400 more mean ten wins to one.
+        """Return the ratings with the maximum likelihood of the results, in any order.
 
-        The model of Bradley and Terry (1952), by Newton's method. Games against oneself do not count.
+        A difference of 400 means ten wins for each loss. The model is by Bradley and Terry (1952), the solution by
+        Newton's method. Games of a player against itself do not count.
 
         Args:
-            prior_games: drawn games that each player is thought to have played against one of rating 0, so that who
-                has won or lost all of them has a rating too; above 0.
+            prior_games: Number of additional draws of each player against a player with rating 0, above 0. They give a
+                finite rating to a player that has won or lost all its games.
         """
         positive("prior_games", prior_games)
         games = self.games * (1 - np.eye(len(self.players)))
@@ -111,30 +112,30 @@ class League:
     def opponents(
         self, player: str, sampling: Sampling = "uniform", *, among: Sequence[str] | None = None, power: float = 2.0
     ) -> dict[str, float]:
-        """With which probability to play whom; what :meth:`draw` draws from.
+        """Return the probability of each opponent, for :meth:`draw`.
 
         Args:
-            player: for whom. It does not play itself.
-            sampling: ``"newest"``: always who joined last; ``"uniform"``: all alike; ``"prioritised"``: the more often
-                the sooner the player loses, ``(1 - score) ** power``, as in AlphaStar (Vinyals et al. 2019,
-                "Prioritized fictitious self-play"); who has not been met counts as a draw.
-            among: players that may be drawn; by default all.
-            power: how much harder opponents go before others.
+            player: Player that needs an opponent. It does not play itself.
+            sampling: ``"newest"``: the player that joined last. ``"uniform"``: equal probabilities. ``"prioritised"``:
+                proportional to ``(1 - score) ** power``, as in AlphaStar (Vinyals et al. 2019, "Prioritized fictitious
+                self-play"). An opponent without a game counts as a draw.
+            among: Possible opponents. Default: all players.
+            power: Preference for stronger opponents.
 
         Raises:
-            ConfigurationError: there is nobody to play, or somebody is no player of this league.
+            ConfigurationError: There is no opponent, or a name is not a player of this league.
         """
         one_of("sampling", sampling, get_args(Sampling))
         me = self._index(player)
         there = sorted({self._index(name) for name in (self.players if among is None else among)} - {me})
         if not there:
-            raise ConfigurationError(f"{player!r} has nobody to play in a league of {', '.join(self.players)}")
+            raise ConfigurationError(f"{player!r} has no opponent in a league of {', '.join(self.players)}")
         if sampling == "newest":
             return {self.players[there[-1]]: 1.0}
         weights = np.ones(len(there))
         if sampling == "prioritised":
             weights = (1.0 - np.nan_to_num(self.payoff()[me, there], nan=0.5)) ** power
-        if not weights.any():  # It beats everybody always.
+        if not weights.any():  # The player has won all its games.
             weights = np.ones(len(there))
         probabilities = weights / weights.sum()
         return {self.players[other]: float(p) for other, p in zip(there, probabilities, strict=True)}
@@ -146,7 +147,7 @@ class League:
 
     @staticmethod
     def draw(probabilities: Mapping[str, float], generator: np.random.Generator) -> str:
-        """One of :meth:`opponents`, such as in ``policy_of``, with the generator of the episode.
+        """Draw one of :meth:`opponents`, such as in ``policy_of`` with the generator of the episode.
 
         >>> League.draw({"old": 0.0, "new": 1.0}, np.random.default_rng(0))
         'new'
@@ -156,7 +157,7 @@ class League:
 
 
 def _likeliest(scores: Any, games: Any, prior_games: float) -> Any:
-    """Ratings in natural units. The prior makes the likelihood strictly concave, so that there is one maximum."""
+    """Return ratings in natural units. The prior makes the likelihood strictly concave, with one maximum."""
     ratings = np.zeros(len(games))
     for _ in range(100):
         wins = 1.0 / (1.0 + np.exp(ratings[None, :] - ratings[:, None]))

@@ -1,4 +1,4 @@
-"""RateLimiter: how often the learner samples what the workers insert, bounded both ways."""
+"""RateLimiter: bounds on the ratio of samples to inserts of a replay buffer."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from parenv.errors import ConfigurationError
 class RateLimiter:
     """Keeps the ratio of samples to inserts near a target, for a replay buffer between workers and learner.
 
-    The ``SampleToInsertRatio`` of Reverb (Cassirer et al. 2021, arXiv:2102.04736). With
-    ``diff = inserts * samples_per_insert - samples``, which is ``min_size_to_sample * samples_per_insert`` where
-    sampling may begin, an insert may lift ``diff`` by at most ``error_buffer`` above that, and a sample may sink it
-    by at most as much below. Inserts up to ``min_size_to_sample`` are always allowed.
+    This is the ``SampleToInsertRatio`` of Reverb (Cassirer et al. 2021, arXiv:2102.04736). The target of
+    ``diff = inserts * samples_per_insert - samples`` is ``min_size_to_sample * samples_per_insert``, its value at the
+    first sample. Inserts may raise ``diff`` to ``error_buffer`` above the target, and samples may lower it to
+    ``error_buffer`` below. Inserts up to ``min_size_to_sample`` are always allowed.
 
-    It counts and answers, and never waits; all counts are in transitions. With inserts of up to ``n`` and samples of
-    up to ``m`` transitions at a time, one of the two is always allowed if::
+    The limiter counts transitions, and never waits. With inserts of up to ``n`` and samples of up to ``m`` transitions
+    at a time, one of the two is always allowed if::
 
         error_buffer >= max((n * samples_per_insert + m) / 2, (n - 1) * samples_per_insert)
 
-    Where sampling may have begun, an insert is refused above ``+error_buffer - n * samples_per_insert`` and a sample
-    below ``-error_buffer + m``, both from the target: no ``diff`` is refused both if the first is not below the
-    second, hence the one half of the sum. Just before, at ``min_size_to_sample - 1``, nothing can be sampled yet, and
-    an insert of ``n`` lifts ``diff`` to ``(n - 1) * samples_per_insert`` above the target. :meth:`check_sizes` checks
-    it. Numbers are taken as the decimals they print as, so rounding cannot bring a loop to a stop.
+    Relative to the target, an insert is refused above ``+error_buffer - n * samples_per_insert``, and a sample below
+    ``-error_buffer + m``. If the first bound is not below the second, no ``diff`` is refused both, which gives the half
+    of the sum. With ``min_size_to_sample - 1`` inserts, no sample is allowed yet, and an insert of ``n`` raises
+    ``diff`` to ``(n - 1) * samples_per_insert`` above the target. :meth:`check_sizes` checks the condition. Numbers are
+    exact decimals, so that rounding cannot stop a loop.
 
     Args:
-        samples_per_insert: how often each transition is sampled on average.
-        min_size_to_sample: transitions inserted before the first sample.
-        error_buffer: how far ``diff`` may be from its target, in samples; at least ``max(1, samples_per_insert)``.
+        samples_per_insert: Mean number of samples of each transition.
+        min_size_to_sample: Number of inserted transitions before the first sample.
+        error_buffer: Largest difference of ``diff`` from its target, in samples. At least
+            ``max(1, samples_per_insert)``.
 
     Raises:
-        ConfigurationError: a number is out of its range.
+        ConfigurationError: A number is out of its range.
 
     >>> limiter = RateLimiter(samples_per_insert=2, min_size_to_sample=4, error_buffer=8)
     >>> limiter.check_sizes(insert_size=4, sample_size=8)
@@ -64,25 +65,25 @@ class RateLimiter:
 
     @property
     def inserts(self) -> int:
-        """Transitions inserted so far."""
+        """Number of inserted transitions."""
         return self._inserts
 
     @property
     def samples(self) -> int:
-        """Transitions sampled so far."""
+        """Number of sampled transitions."""
         return self._samples
 
     @property
     def ratio(self) -> float:
-        """Samples per insert so far; NaN before the first insert."""
+        """Samples per insert. NaN before the first insert."""
         return self._samples / self._inserts if self._inserts else math.nan
 
     def may_insert(self, n: int = 1) -> bool:
-        """Whether ``n`` more transitions may be inserted now."""
+        """Return whether ``n`` more transitions may be inserted now."""
         return self._inserts + n <= self._min_size or self._above_target(inserts=n) <= self._error_buffer
 
     def may_sample(self, n: int = 1) -> bool:
-        """Whether ``n`` more transitions may be sampled now."""
+        """Return whether ``n`` more transitions may be sampled now."""
         return self._inserts >= self._min_size and self._above_target(samples=n) >= -self._error_buffer
 
     def inserted(self, n: int = 1) -> None:
@@ -97,11 +98,11 @@ class RateLimiter:
         """Make sure that a loop with these steps never comes to a stop.
 
         Args:
-            insert_size: most transitions inserted at a time, such as those of a rollout.
-            sample_size: most transitions sampled at a time, such as those of a mini-batch.
+            insert_size: Largest number of transitions inserted at a time, such as in a rollout.
+            sample_size: Largest number of transitions sampled at a time, such as in a mini-batch.
 
         Raises:
-            ConfigurationError: there are counts at which neither an insert nor a sample would be allowed.
+            ConfigurationError: At some counts, neither an insert nor a sample would be allowed.
         """
         inserted = at_least("insert_size", insert_size, 1) * self._samples_per_insert
         sampled = at_least("sample_size", sample_size, 1)
@@ -114,14 +115,14 @@ class RateLimiter:
             )
 
     def state_dict(self) -> dict[str, int]:
-        """The counts, for a checkpoint."""
+        """Return the counts for a checkpoint."""
         return {"inserts": self._inserts, "samples": self._samples}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from the counts of a checkpoint.
+        """Continue from the counts of a checkpoint.
 
         Raises:
-            ConfigurationError: a count is missing or not a whole number.
+            ConfigurationError: A count is missing or not an integer.
         """
         if missing := {"inserts", "samples"} - set(state):
             raise ConfigurationError(f"the state of a RateLimiter needs {sorted(missing)}, got {sorted(state)}")

@@ -1,4 +1,4 @@
-"""Pinned memory: slots that CUDA may copy from while the host goes on."""
+"""Pinned memory: CUDA can copy from it while the host continues."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from parenv.memory.trees import leaves_in
 
 
 class Pins:
-    """Registers the shared memory that rollouts lie in with CUDA, each slot once, until it is closed.
+    """Registers the shared memory of rollouts with CUDA until it is closed, each slot once.
 
-    Where CUDA refuses, such as under a limit on locked memory, copies are slower and otherwise the same.
+    If CUDA refuses, such as under a limit on locked memory, copies are slower and otherwise the same.
 
     Args:
-        cudart: ``torch.cuda.cudart()``.
+        cudart: Result of ``torch.cuda.cudart()``.
     """
 
     def __init__(self, cudart: Any) -> None:
@@ -31,7 +31,7 @@ class Pins:
             self._seen[extent[0]] = int(self._cudart.cudaHostRegister(*extent, 0)) == 0
 
     def close(self) -> None:
-        """Give all of it back."""
+        """Unregister all memory."""
         for address, registered in self._seen.items():
             if registered:
                 self._cudart.cudaHostUnregister(address)
@@ -39,7 +39,7 @@ class Pins:
 
 
 def slot_of(rollout: Rollout) -> tuple[int, int] | None:
-    """Where the slot of a rollout begins, and how many bytes it uses; ``None`` for a rollout with memory of its own."""
+    """Return the address and the size of a rollout's slot, or ``None`` if the rollout has its own memory."""
     fields = [getattr(rollout, name) for name in (*TREES, *NAMED)]
     arrays = [value for tree in fields for _, value in leaves_in(tree) if isinstance(value, np.ndarray)]
     root: Any = rollout.rewards
@@ -52,6 +52,6 @@ def slot_of(rollout: Rollout) -> tuple[int, int] | None:
 
 
 def _end_of(array: np.ndarray[Any, Any]) -> int:
-    """The address behind its last item: ``byte_bounds``, which is in another place in each major version of numpy."""
+    """Return the address after the last item, as ``byte_bounds``, which each major version of numpy has elsewhere."""
     reach = sum((length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True) if stride > 0)
     return array.ctypes.data + (reach + array.itemsize if array.size else 0)

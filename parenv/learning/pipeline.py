@@ -1,4 +1,4 @@
-"""pipeline: workers fill a replay buffer while the learner samples from it, and neither waits without need."""
+"""pipeline: workers fill a replay buffer while the learner samples from it, without needless waiting."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from parenv.pool.pool import AsyncWorkerPool
 def pipeline(
     pool: AsyncWorkerPool, limiter: RateLimiter, sample_size: int, stop: Stop | None = None
 ) -> Iterator[Rollout | None]:
-    """The turns of an off-policy learner, in an order that keeps within the limits.
+    """Yield the next action of an off-policy learner, in an order that respects the limits.
 
-    A rollout is to be inserted now; ``None`` is a turn to sample. Rollouts come as they arrive; the learner waits for
-    one only where it may not sample, and a rollout waits for the learner only where it may not be inserted. Meanwhile
-    workers go on for as long as they have credits, so what is under way is bounded.
+    A rollout means that the learner inserts it now. ``None`` means that the learner samples a mini-batch now. The
+    learner waits for a rollout only if it may not sample, and a rollout waits only if it may not be inserted. Meanwhile
+    workers continue up to the pool's bound on rollouts in progress.
 
     Args:
-        pool: asynchronous, of rollouts.
-        limiter: of samples per insert; counts both.
-        sample_size: transitions in a mini-batch.
-        stop: as in ``pool.rollouts``.
+        pool: Pool of rollouts in async mode.
+        limiter: Limiter of samples per insert. It counts both.
+        sample_size: Number of transitions in a mini-batch.
+        stop: Criteria as in ``pool.rollouts``.
 
     Returns:
-        Turns, until the stream of rollouts ends.
+        Rollouts and ``None``, until the stream of rollouts ends.
 
     Raises:
-        ConfigurationError: with mini-batches and rollouts of these sizes, both could have to wait for ever.
+        ConfigurationError: With mini-batches and rollouts of these sizes, both could wait without end.
 
     >>> from parenv.learning import RateLimiter
     >>> buffer, limiter = [], RateLimiter(samples_per_insert=2, min_size_to_sample=64, error_buffer=256)

@@ -1,4 +1,4 @@
-"""prefetch: rollouts copied to a GPU while the learner computes on the one before."""
+"""prefetch: copy rollouts to a GPU while the learner computes on the previous one."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ if TYPE_CHECKING:
 
 
 def prefetch(rollouts: Iterable[Rollout], device: Any, *, ahead: int = 1) -> Generator[Rollout, None, None]:
-    """Rollouts as tensors on a device, copied to a GPU while the learner computes on the one before.
+    """Return rollouts as tensors on a device, copied to a GPU while the learner computes on the previous one.
 
-    With a CUDA device the pool's slots are pinned, each once, and the stream is asked for ``ahead`` rollouts more than
-    the learner has, so they were begun by that many publishes fewer: the lag at the time of learning is up to
-    ``ahead`` more than ``policy_lag`` says, and may so exceed ``max_policy_lag``; in sync mode too. What was asked for
-    and not taken is dropped with the iterator. On any other device nothing runs ahead, and each is
-    ``rollout.to(device)``.
+    With a CUDA device, the pool's slots are pinned, each once. The iterator requests ``ahead`` rollouts more than the
+    learner has. At the time of learning, the lag of a rollout is therefore up to ``ahead`` publishes more than its
+    ``policy_lag``, and may exceed ``max_policy_lag``. This also applies in sync mode. Requested rollouts that are not
+    taken are dropped with the iterator. On any other device, each rollout is ``rollout.to(device)`` when it is taken.
 
     Args:
-        rollouts: such as ``pool.rollouts()``; closed with the iterator.
-        device: torch device.
-        ahead: rollouts to have on the way, at least 1.
+        rollouts: Rollouts such as ``pool.rollouts()``. They are closed with the iterator.
+        device: Torch device.
+        ahead: Number of rollouts that are copied ahead, at least 1.
 
     Returns:
-        The rollouts in the same order. Their tensors are ready for the stream that is current when they are yielded;
-        the shared memory they came from is given back before.
+        Rollouts in the same order. Their tensors are ready for the CUDA stream that is current when they are yielded.
+        Their shared memory is released before.
 
     Raises:
-        ConfigurationError: ``ahead`` is below 1. An error of the stream is raised after what came before it.
+        ConfigurationError: ``ahead`` is below 1. An error of the stream is raised after all earlier rollouts.
     """
     import torch
 
@@ -60,7 +59,7 @@ def _copied_ahead(source: Iterator[Rollout], device: torch.device, ahead: int) -
     import torch
 
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    # A rollout, which keeps the memory that is being read, its copy, and what tells when that is done.
+    # Each entry has a rollout, which keeps its memory while it is read, the copy, and an event for its end.
     under_way: deque[tuple[Rollout, Rollout, torch.cuda.Event]] = deque()
     pins = Pins(torch.cuda.cudart())  # type: ignore[no-untyped-call]
 
@@ -72,15 +71,15 @@ def _copied_ahead(source: Iterator[Rollout], device: torch.device, ahead: int) -
 
     def next_done() -> Rollout:
         _source, target, done = under_way.popleft()
-        # The host waits, so that the source may go and every stream may read what is there.
+        # The host waits, so that the source can be released and every CUDA stream can read the copy.
         done.synchronize()
         for tensor in _tensors(target):
-            # Else the allocator hands this memory to the next copy before the learner's kernels have read it.
+            # Otherwise the allocator may give this memory to the next copy before the learner's kernels have read it.
             tensor.record_stream(torch.cuda.current_stream(device))
         return target
 
     def ask(count: int) -> None:
-        # Without a loop variable, which would hold the last source while the learner computes.
+        # A loop variable would keep the last source while the learner computes.
         under_way.extend(map(begin, islice(source, count)))
 
     try:
@@ -89,7 +88,7 @@ def _copied_ahead(source: Iterator[Rollout], device: torch.device, ahead: int) -
             ask(1)
             yield next_done()
     except Exception:
-        # What came before a failure of the stream is not lost with it.
+        # Rollouts that were copied before an error of the stream are yielded first.
         while under_way:
             yield next_done()
         raise

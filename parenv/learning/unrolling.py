@@ -1,4 +1,4 @@
-"""Running a recurrent network over a rollout again, as the learner must for its gradient."""
+"""unroll: run a recurrent network over a rollout again, for the learner's gradient."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unroll(step: Callable[[Any, Any], tuple[Any, Any]], rollout: Rollout, initia
     import torch
 
     ended, valid = rollout.terminated | rollout.truncated, rollout.valid
-    # Where a step only resets, the episode before has ended one step earlier and the next one begins behind it.
+    # A row that only resets comes after the end of an episode, and the next episode begins after that row.
     begins = ~valid | (ended & torch.cat([valid[1:], valid[-1:]]))
     carry, outputs, carries = rollout.initial_carry, [], []
     for row, begun in enumerate(begins):
@@ -65,7 +65,7 @@ def _stacked(*rows: Any) -> Any:
 
 
 def _where(begun: Any, initial: Any, values: Any) -> Any:
-    """Values ``[B, ...]``, and initial ones in the rows ``[B]`` where an episode has begun."""
+    """Return values ``[B, ...]``, with initial values in the rows ``[B]`` in which an episode has begun."""
     import torch
 
     return torch.where(begun.reshape(-1, *(1,) * (values.dim() - 1)), initial, values)

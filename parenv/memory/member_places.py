@@ -1,6 +1,6 @@
-"""Where the states of a population's members lie: each in a place of its own, as plain data, read by whoever needs it.
+"""Places for the states of a population's members in shared memory, one state of plain data in each.
 
-A place has more room than any state takes: memory is taken by the pages that are written.
+A place reserves more bytes than any state needs. The kernel allocates only the pages that are written.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _LENGTH = struct.Struct("<Q")
 
 
 class MemberPlaces:
-    """The places in a population's shared memory, behind the status slots.
+    """The places in a population's shared memory, after the status slots.
 
     Args:
-        num_workers: how many status slots there are.
-        buffer: the memory; may be given later, as the attribute.
+        num_workers: Number of status slots.
+        buffer: Shared memory. It can be set later, as the attribute.
     """
 
     def __init__(self, num_workers: int, buffer: Any = None) -> None:
         self._first, self.buffer = header_bytes(num_workers), buffer
 
     def offset(self, place: int) -> int:
-        """Where a place begins; of one behind the last, also how many bytes all take with what is before them."""
+        """Return the offset of a place in bytes. The offset after the last place is the size of the memory."""
         return self._first + place * ROOM
 
     def write(self, place: int, state: Any) -> int:
-        """Write a state; how many bytes it takes.
+        """Write a state, and return its size in bytes.
 
         Raises:
-            NotDataError: it holds something else than plain data.
-            ConfigurationError: there is no room for it.
+            NotDataError: The state is not plain data.
+            ConfigurationError: The state is larger than a place.
         """
         text, buffers = pack(state, views=True)
         parts = [memoryview(part).cast("B") for part in (text, *buffers)]
@@ -50,7 +50,7 @@ class MemberPlaces:
         return self.write_bytes(place, [memoryview(head), *parts])
 
     def write_bytes(self, place: int, parts: list[memoryview]) -> int:
-        """Write what :meth:`read_bytes` gave, or parts of that one behind the other; how many bytes that is."""
+        """Write the result of :meth:`read_bytes`, or its parts in order, and return the size in bytes."""
         nbytes = sum(part.nbytes for part in parts)
         if nbytes > ROOM:
             raise ConfigurationError(f"the state of a member takes {nbytes:,} bytes, and there is room for {ROOM:,}")
@@ -61,24 +61,24 @@ class MemberPlaces:
         return nbytes
 
     def read(self, place: int) -> Any:
-        """The state in a place; its arrays can be written, and are the only copy that is made.
+        """Return the state in a place. Its arrays are writable, and are the only copy.
 
         Raises:
-            ProtocolError: there is none.
+            ProtocolError: The place has no state.
         """
         with memoryview(self.buffer) as whole:
             stops = self._stops(whole, place)
-            # Copied before anything is read from it, so that nobody writes to it meanwhile.
+            # The copy comes first, so that a worker cannot change the parts while they are unpacked.
             parts = [_copied(whole[begin:stop]) for begin, stop in itertools.pairwise(stops)]
         return unpack(parts[0], parts[1:], writable=True)
 
     def read_bytes(self, place: int) -> bytes:
-        """A place as it is."""
+        """Return the bytes of a state."""
         with memoryview(self.buffer) as whole:
             return bytes(whole[self.offset(place) : self._stops(whole, place)[-1]])
 
     def _stops(self, whole: memoryview, place: int) -> list[int]:
-        """Where the first part of a state begins, and where each ends."""
+        """Return the offset of the first part of a state, and the end of each part."""
         at, stop = self.offset(place), self.offset(place) + ROOM
         (count,) = _LENGTH.unpack_from(whole, at)
         begin = at + _LENGTH.size * (1 + count)
@@ -92,7 +92,7 @@ class MemberPlaces:
 
 
 def _copied(part: memoryview) -> memoryview:
-    """A copy where torch's own tensors could begin, since what it computes with others may differ in the last bit."""
+    """Copy to an aligned address, because results of torch can differ in the last bit with other addresses."""
     room = np.empty(part.nbytes + ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % ALIGNMENT
     copied = room[begin : begin + part.nbytes]

@@ -1,4 +1,4 @@
-"""What values a hyper-parameter of a population may have, how the first are drawn, and how a child's are changed."""
+"""Ranges of hyper-parameters: how first values are drawn, and how the values of a copy are changed."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ class _Bounds:
 
 @dataclass(frozen=True)
 class Uniform(_Bounds):
-    """A hyper-parameter between two numbers, all alike likely at first.
+    """A hyper-parameter between two numbers, with a uniform distribution of first values.
 
-    A child has its parent's value plus or minus ``perturb`` times the width of the range, within the range.
+    A copy has its parent's value plus or minus ``perturb`` times the width of the range, within the range.
 
     Args:
-        low: the least value.
-        high: the largest.
+        low: Smallest value.
+        high: Largest value.
 
     >>> Uniform(0, 0.02).perturbed(0.01, 0.2, np.random.default_rng(0))
     0.014
     """
 
     def sample(self, generator: np.random.Generator) -> float:
-        """A value to begin with."""
+        """Draw a first value."""
         return float(generator.uniform(self.low, self.high))
 
     def perturbed(self, value: float, perturb: float, generator: np.random.Generator) -> float:
-        """A child's value."""
+        """Return the value of a copy."""
         step = perturb * (self.high - self.low)
         return float(np.clip(value + step * generator.choice((-1.0, 1.0)), self.low, self.high))
 
 
 @dataclass(frozen=True)
 class LogUniform(_Bounds):
-    """A hyper-parameter between two positive numbers, of which every order of magnitude is alike likely at first.
+    """A hyper-parameter between two positive numbers, with a uniform distribution of its logarithm at first.
 
-    A child has its parent's value times ``1 - perturb`` or ``1 + perturb``, within the range.
+    A copy has its parent's value times ``1 - perturb`` or ``1 + perturb``, within the range.
 
     Args:
-        low: the least value, above 0.
-        high: the largest.
+        low: Smallest value, above 0.
+        high: Largest value.
 
     >>> LogUniform(1e-5, 1e-2).perturbed(1e-3, 0.2, np.random.default_rng(0))
     0.0012
@@ -66,12 +66,12 @@ class LogUniform(_Bounds):
             raise ConfigurationError(f"{self} has no logarithm at low={self.low}: use Uniform, or a positive one")
 
     def sample(self, generator: np.random.Generator) -> float:
-        """A value to begin with."""
+        """Draw a first value."""
         exponent = generator.uniform(math.log(self.low), math.log(self.high))
         return float(np.clip(math.exp(exponent), self.low, self.high))
 
     def perturbed(self, value: float, perturb: float, generator: np.random.Generator) -> float:
-        """A child's value."""
+        """Return the value of a copy."""
         return float(np.clip(value * (1.0 + perturb * generator.choice((-1.0, 1.0))), self.low, self.high))
 
 
@@ -79,10 +79,10 @@ Range = Uniform | LogUniform
 
 
 def checked_ranges(hyperparameters: Any) -> dict[str, Range]:
-    """The ranges by name.
+    """Check ranges by name.
 
     Raises:
-        ConfigurationError: they are none.
+        ConfigurationError: One of them is not a range.
     """
     if not isinstance(hyperparameters, Mapping):
         raise ConfigurationError(
@@ -98,10 +98,10 @@ def checked_ranges(hyperparameters: Any) -> dict[str, Range]:
 
 
 def check_values(values: Any, ranges: Mapping[str, Range], whose: str) -> dict[str, float]:
-    """Values of all hyper-parameters, each in its range.
+    """Check that there is a value for each hyper-parameter, within its range.
 
     Raises:
-        ConfigurationError: a name is missing or unknown, or a value is outside.
+        ConfigurationError: A name is missing or unknown, or a value is outside its range.
     """
     if not isinstance(values, Mapping) or values.keys() != ranges.keys():
         raise ConfigurationError(f"{whose} must have values for {', '.join(map(repr, ranges))}, got {values!r}")

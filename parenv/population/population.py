@@ -1,4 +1,4 @@
-"""Population: the public class."""
+"""Population: policies that learn side by side, of which the better ones are copied."""
 
 from __future__ import annotations
 
@@ -13,51 +13,53 @@ from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, Stop, WorkerOptions
 from parenv.pool.session_holder import SessionHolder
 from parenv.pool.streams import stream
-from parenv.population.evolving import Evolve
+from parenv.population.arguments import PopulationArguments, make_plan
 from parenv.population.hyperparameters import Range
-from parenv.population.population_plan import PopulationArguments, make_plan
-from parenv.population.population_session import PopulationSession
-from parenv.population.turn_report import PopulationStatistics, Report
+from parenv.population.reports import PopulationStatistics, Report
+from parenv.population.selection import Evolve
+from parenv.population.session import PopulationSession
 from parenv.worker.member import Fitness, Member
 
 
 class Population(SessionHolder[PopulationSession]):
-    """Many policies that learn side by side on workers, of which the better ones are copied.
+    """Many policies that learn side by side on workers. Copies of the better ones replace the worse.
 
-    Members learn in turns: a worker makes the member, loads its state from shared memory, has it act and learn for
-    ``evolve.every`` env steps, measures it by episodes of their own, and writes its state down. The driver hears of
-    scores only, decides who becomes whose child, and says whose turn it is. Copied are the policy's parameters and
-    buffers, and the parts of the member, such as the state of its optimizer.
+    Members learn in training rounds. A worker makes the member, loads its state from shared memory, has it act and
+    learn for ``evolve.every`` env steps, measures it by separate episodes, and stores its state. Only scores travel to
+    this process, which selects the members that are replaced. A copy takes the policy's parameters and buffers, and the
+    parts of the member, such as the state of its optimizer.
 
-    A turn begins with new episodes, and depends on the member's state, its hyper-parameters and its number alone: not
-    on the worker that has it, so that it is done once more, to the bit, where a worker died in it.
+    A training round begins with new episodes. It depends on the member's state, hyper-parameters and number of rounds,
+    and not on the worker. If a worker dies, another one repeats the round with a bitwise identical result.
 
     Args:
-        env_fn: what makes a sub-environment, as for :class:`~parenv.AsyncWorkerPool`; one factory for all members.
-        make_member: ``(hyperparameters) -> Member``, called on the worker at the beginning of each turn.
-        learn: ``(member, rollout) -> {name: number} | None``, called on the worker with each rollout ``[T, num_envs]``,
-            of tensors on the worker's device where the policy takes tensors; what lies in it is valid until it returns.
-        size: how many members, at least 2.
+        env_fn: Factory of a sub-environment, as for :class:`~parenv.AsyncWorkerPool`. One factory for all members.
+        make_member: Function ``(hyperparameters) -> Member``. A worker calls it at the start of each training round.
+        learn: Function ``(member, rollout) -> {name: number} | None``. A worker calls it with each rollout
+            ``[T, num_envs]``, of tensors on the worker's device if the policy takes tensors. The rollout is valid until
+            the function returns.
+        size: Number of members, at least 2.
         evolve: :class:`~parenv.Tournament` or :class:`~parenv.Generational`.
-        hyperparameters: by name, :class:`~parenv.Uniform` or :class:`~parenv.LogUniform`.
-        num_workers: worker processes; ``None``: :func:`~parenv.recommended_num_workers`; 0: all in this process.
-        num_envs: sub-environments in which a member acts at once.
+        hyperparameters: :class:`~parenv.Uniform` or :class:`~parenv.LogUniform` by name.
+        num_workers: Number of worker processes. ``None``: :func:`~parenv.recommended_num_workers`. 0: everything runs
+            in this process.
+        num_envs: Number of sub-environments in which a member acts at once.
         rollout_length: ``T``, env steps per sub-environment and call of ``learn``.
-        fitness: how a member is measured; ``None``: by the mean return of 10 episodes.
-        initial: hyper-parameters of the first members; those of the others are drawn.
-        mode: ``"async"``: a turn counts when it arrives; ``"sync"``: when all that began before it have counted, so
-            that a run repeats bit for bit, whatever the number of workers, and whichever of them die.
-        seed: root of all seeds; ``None`` draws one.
-        workers: how workers are set up and how long they may take.
-        placement: where workers run; ``None``: on this machine. To and from a host, a member's state crosses the
-            network with each of its turns.
-        lineage: a file for every turn and every copy, a line of JSON each; one that is there is replaced, unless
-            :meth:`load_state_dict` goes on with it.
+        fitness: Measurement of a member. ``None``: the mean return of 10 episodes.
+        initial: Hyper-parameters of the first members. The hyper-parameters of the other members are drawn.
+        mode: ``"async"``: a training round counts when it arrives. ``"sync"``: a training round counts after all rounds
+            that began before it. A sync run is deterministic with any number of workers, even if some die.
+        seed: Root of all seeds. ``None``: drawn.
+        workers: Options of workers, such as devices and time limits.
+        placement: Placement of the workers. ``None``: on this machine. With hosts, the state of a member crosses the
+            network twice in each training round.
+        lineage: Path of a file with a line of JSON for every training round and every copy. An existing file is
+            replaced, unless :meth:`load_state_dict` continues it.
 
     Raises:
-        ConfigurationError: an argument is wrong.
-        Exception: later, what the last member died of, where all have died.
-        WorkerDiedError, RestartLimitError: later, when workers die more often than ``workers.restart`` allows.
+        ConfigurationError: An argument is wrong.
+        Exception: Later, if all members have died: the exception of the last one.
+        WorkerDiedError, RestartLimitError: Later, if workers die more often than ``workers.restart`` allows.
 
     >>> import torch
     >>> from parenv import LogUniform, Member, Population, Stop, Tournament, TorchPolicy
@@ -119,38 +121,38 @@ class Population(SessionHolder[PopulationSession]):
 
     @property
     def size(self) -> int:
-        """How many members."""
+        """Number of members."""
         return self._session.plan.size
 
     @property
     def seed(self) -> int:
-        """The root of all seeds; give it to another population to repeat this one."""
+        """Root of all seeds. Another population with this seed repeats this one."""
         return self._session.plan.job.seed
 
     @property
     def best(self) -> int | None:
-        """The member with the highest score at this time; ``None`` while nobody has one."""
-        return self._session.evolution.best
+        """Member with the highest score, or ``None`` if no member has one."""
+        return self._session.schedule.best
 
     @property
     def scores(self) -> dict[int, float]:
-        """The scores of the members that have been measured since they were copied."""
-        return self._session.evolution.scores
+        """Scores of the members that have been measured since they were copied."""
+        return self._session.schedule.scores
 
     @property
     def hyperparameters(self) -> list[dict[str, float]]:
-        """The values of each member at this time."""
-        return [dict(one.hyperparameters) for one in self._session.evolution.members]
+        """Present hyper-parameters of each member."""
+        return [dict(one.hyperparameters) for one in self._session.schedule.members]
 
     def reports(self, stop: Stop | None = None) -> Iterator[Report]:
-        """What comes of each turn, until a criterion holds; for ever without one.
+        """Yield a report of each training round, until a criterion holds, or without end.
 
-        Workers that are free are told whose turn it is when the next report is asked for. What is under way when a
-        stream ends is not lost: the next stream yields it.
+        Idle workers begin their next training rounds when the next report is requested. Rounds that are in progress
+        when a stream ends continue. The next stream yields their reports.
 
         Args:
-            stop: criteria, counted from here on: ``env_steps`` that members have learned from, ``episodes`` by which
-                they were measured, and a score for ``mean_return``, whatever the window.
+            stop: Criteria, counted from this call: ``env_steps`` that members have learned from, ``episodes`` by which
+                they were measured, and a score as ``mean_return``, without a window.
         """
         self._check_open()
         criteria = options_of("stop", stop, Stop)
@@ -159,16 +161,14 @@ class Population(SessionHolder[PopulationSession]):
                 "Stop.evaluation_return is for pools: a population has no evaluations. "
                 f"Use Stop(mean_return={criteria.evaluation_return:g}), which is compared with the members' scores"
             )
-        # Who has reached what is wanted ends the stream at once: the best score is the last one's, or not enough.
+        # The stream compares the score of each report, and ends with the first member that reaches the criterion.
         return stream(criteria, self._using, PopulationSession.next, lambda report: report.score)
 
     def member(self, number: int) -> Member:
-        """A member as it was after its last turn, or its parent after its own if it has been copied since.
-
-        Made in this process, for saving, looking at and using it.
+        """Make a member in this process, with its state after its last training round, or its parent's if it is a copy.
 
         Raises:
-            ConfigurationError: there is no such member, or it has not had a turn.
+            ConfigurationError: There is no such member, or it has not had a training round.
         """
         if number not in range(self.size):
             raise ConfigurationError(f"there is no member {number!r}: the population has 0 to {self.size - 1}")
@@ -176,25 +176,25 @@ class Population(SessionHolder[PopulationSession]):
             return session.member(number)
 
     def statistics(self) -> PopulationStatistics:
-        """The figures so far."""
+        """Return statistics since the start."""
         return self._session.statistics()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run needs to go on later: members, scores and hyper-parameters, for :func:`parenv.save_checkpoint`.
+        """Return the state of a run: members, scores and hyper-parameters, for :func:`parenv.save_checkpoint`.
 
-        It may be taken at any time. Turns that are under way are not part of it: they begin again, and in a sync
-        population they come to the same.
+        It can be called at any time. Training rounds in progress are not included. They begin again, with the same
+        results in sync mode.
         """
         with self._using() as session:
             return session.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a population was that had this state.
+        """Continue a run from its state.
 
-        For one that has just been made with the same arguments and the same seed; the number of workers may be another.
+        The population must be new, with the same arguments and the same seed. The number of workers may differ.
 
         Raises:
-            ConfigurationError: the state is of a population with other arguments.
+            ConfigurationError: The state is from a population with other arguments.
         """
         with self._using() as session:
             session.resume(state)

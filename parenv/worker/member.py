@@ -1,4 +1,4 @@
-"""Member: one policy of a population with all that learns beside it, and its state as plain data."""
+"""Member: one policy of a population, with its optimizer and other parts, and its state as plain data."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _OWN = ("policy", "hyperparameters", "number")
 class Member:
     """One member of a :class:`~parenv.Population`, as ``make_member`` makes it and ``learn`` gets it.
 
-    It is made anew for every turn, and what it had learned is put back into it: the parameters and buffers of its
-    policy, and its parts. Nothing else lasts from turn to turn.
+    A worker makes a new member for every training round, and restores the parameters and buffers of its policy, and its
+    parts. All other attributes are lost after each round.
 
     Args:
-        policy: a :class:`~parenv.Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``.
-        **parts: what lasts beside it, each an attribute of that name: whatever has ``state_dict`` and
-            ``load_state_dict``, such as optimizers, further modules and normalisers, or plain data and arrays.
+        policy: :class:`~parenv.Policy`, ``torch.nn.Module``, or callable ``observations -> actions``.
+        **parts: Parts that are kept, each an attribute: objects with ``state_dict`` and ``load_state_dict``, such as
+            optimizers, modules and normalizers, or plain data and arrays.
 
     Attributes:
-        hyperparameters: by name, the values at this time. One that is also the name of an option of an optimizer among
-            the parts, such as ``lr``, is set in all groups of that optimizer whenever it changes.
-        number: which member it is.
+        hyperparameters: Present hyper-parameters by name. If an optimizer among the parts has an option of the same
+            name, such as ``lr``, each change sets it in all groups of the optimizer.
+        number: Number of the member.
 
     >>> import torch
     >>> agent = torch.nn.Linear(4, 2)
@@ -57,15 +57,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Fitness:
-    """How it is measured what a member of a :class:`~parenv.Population` is worth: by episodes it does not learn from.
+    """Measurement of a member of a :class:`~parenv.Population`, by episodes that it does not learn from.
 
     Args:
-        episodes: how many; may be 0 where ``score`` needs none.
-        env_fn: what makes the sub-environments for them, as for a pool; ``None``: the same as for learning. Here the
-            reward may be what is wanted in the end, where that for learning is shaped.
-        score: ``(member, episodes) -> number``, called on the worker with :class:`~parenv.EpisodeStatistics`; more is
-            better; ``None``: the mean return.
-        deterministic: what ``policy.settings["deterministic"]`` says meanwhile.
+        episodes: Number of episodes. May be 0 if ``score`` needs none.
+        env_fn: Factory of the sub-environments for these episodes, as for a pool. ``None``: the factory for learning.
+            With another factory, the rewards for learning can be shaped, and the score measures the true objective.
+        score: Function ``(member, episodes) -> number`` with :class:`~parenv.EpisodeStatistics`. A worker calls it.
+            Higher is better. ``None``: the mean return.
+        deterministic: Value of ``policy.settings["deterministic"]`` in these episodes.
 
     >>> Fitness(episodes=20, score=lambda member, episodes: -episodes.mean_length).episodes
     20
@@ -82,10 +82,10 @@ class Fitness:
 
 
 def made(make_member: Any, number: int, hyperparameters: Mapping[str, float], device: str = "cpu") -> Member:
-    """A new member, on a device.
+    """Make a member on a device.
 
     Raises:
-        ConfigurationError: what was made is no member.
+        ConfigurationError: ``make_member`` did not return a member.
     """
     member = make_member(dict(hyperparameters))
     if not isinstance(member, Member):
@@ -95,15 +95,15 @@ def made(make_member: Any, number: int, hyperparameters: Mapping[str, float], de
     member.number, member.hyperparameters = number, dict(hyperparameters)
     for part in (module_of(member.policy), *(getattr(member, name) for name in member._names)):
         if hasattr(part, "parameters") and hasattr(part, "to"):
-            part.to(device)  # In place, so that optimizers keep its parameters.
+            part.to(device)  # This works in place, so that optimizers keep the parameters.
     return member
 
 
 def state_of(member: Member) -> dict[str, Any]:
-    """All that lasts of a member, as plain data.
+    """Return the state of a member as plain data.
 
     Raises:
-        NotDataError: a part of it is something else.
+        NotDataError: A part is not plain data.
     """
     module = module_of(member.policy)
     parts = {name: _state_of_part(getattr(member, name)) for name in member._names}
@@ -118,13 +118,13 @@ def state_of(member: Member) -> dict[str, Any]:
 
 
 def restore(member: Member, state: Mapping[str, Any]) -> None:
-    """Put a state of :func:`state_of` into a member that was made by the same function.
+    """Restore a state of :func:`state_of` in a member that was made by the same function.
 
-    What has been read is not copied once more: tensors and optimizers go on with the memory of the state. Its
-    hyper-parameters may be others than those of the state: they hold, and not what an optimizer remembers of them.
+    Tensors and optimizers use the memory of the state, without another copy. The hyper-parameters of the member
+    override the values in the state and in its optimizers.
 
     Raises:
-        ConfigurationError: the member has other parts or tensors than the state.
+        ConfigurationError: The member has different parts or tensors.
     """
     module = module_of(member.policy)
     tensors = {} if module is None else tensors_of(module)
@@ -144,14 +144,14 @@ def restore(member: Member, state: Mapping[str, Any]) -> None:
             setattr(member, name, with_tensors(saved))
     before = state["hyperparameters"]
     changed = {name: value for name, value in member.hyperparameters.items() if before.get(name) != value}
-    # Some are options of optimizers, which have remembered those of the member that they came from.
+    # An optimizer restores its options with its state, so changed hyper-parameters have to be set after that.
     for name in member._names:
         for group in getattr(getattr(member, name), "param_groups", ()):
             group.update({option: value for option, value in changed.items() if option in group})
 
 
 def _take(tensor: Any, saved: Any) -> None:
-    """Have a tensor be a saved one, whose memory becomes its own where it fits."""
+    """Set a tensor to a saved one, and use the memory of the saved one if it fits."""
     is_like = all(getattr(saved, name) == getattr(tensor, name) for name in ("shape", "dtype", "device"))
     if is_like and tensor.is_contiguous():
         tensor.data = saved

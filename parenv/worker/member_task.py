@@ -1,4 +1,4 @@
-"""The task of a population's worker: a turn of one member after the other, wherever that was before."""
+"""The task of a population's worker: training rounds of members."""
 
 from __future__ import annotations
 
@@ -33,61 +33,61 @@ from parenv.worker.single_agent_collector import StopCollectingError, private_wr
 from parenv.worker.task import TaskOutput
 
 
-class MemberGrounds(ScratchEnvs):
-    """Those of members, of which each has statistics of its own by which the wrappers normalise."""
+class MemberEnvs(ScratchEnvs):
+    """Scratch environments of members, with normalization statistics for each member."""
 
     def get_to_know(self, envs: Sequence[Any]) -> None:
-        """Remember the statistics that each member begins with."""
+        """Keep the statistics that each member begins with."""
         self._at_first = get_statistics(envs)
 
     @property
     def statistics(self) -> Statistics:
-        """By which the wrappers normalise."""
+        """Statistics of the normalization wrappers."""
         return get_statistics(self.stepper.envs)
 
     def normalise_by(self, saved: Statistics | None, updating: bool = True) -> None:
-        """Have the wrappers normalise by these statistics; ``None``: by those of environments that are new."""
+        """Set the statistics of the normalization wrappers. ``None``: the statistics of new environments."""
         envs = self.stepper.envs
         set_statistics(envs, self._at_first if saved is None else saved, updating)
 
 
 class MemberTask:
-    """Takes a member where it stands, has it learn, measures it, and writes down where it stands then.
+    """Restores a member, has it learn, measures it, and stores its new state.
 
-    A turn depends on the member's state, its hyper-parameters and the number of the turn alone, so that it comes to the
-    same, to the bit, on any worker, and when it is done once more because a worker has died in it.
+    A training round depends only on the member's state, its hyper-parameters and the number of the round. It is bitwise
+    identical on any worker, so another worker can repeat it after a death.
 
     Args:
-        job: what to make.
-        sender: which worker this is.
-        progress: where to say what is going on.
-        output: where to have the user warned.
+        job: Job of the workers.
+        sender: Identity of this worker.
+        progress: Status slot of this worker.
+        output: Output for warnings.
     """
 
     def __init__(self, job: MemberJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
         self._job, self._worker, self._progress = job, sender.worker, progress
         self._fit = fit = Fit.of(job.options, output.warn)
         env_ids = job.env_ids(sender.worker)
-        self._training = MemberGrounds(job.factories, env_ids, progress, fit, job.options.step_threads)
-        self._measuring = MemberGrounds(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
+        self._training = MemberEnvs(job.factories, env_ids, progress, fit, job.options.step_threads)
+        self._measuring = MemberEnvs(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
         stepper = self._training.stepper
         self._spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
         self._spec = self._probed()
         self._places = MemberPlaces(len(job.shares))
 
     def ready(self) -> Ready:
-        """What the driver needs to know of the sub-environments."""
+        """Return the description of the sub-environments for the main process."""
         stepper = self._training.stepper
         return Ready([describe(stepper.observation_space), describe(stepper.action_space)], stepper.num_envs, [], [])
 
     def lay_out(self, layout: Layout, mapping: Any) -> MemberTask:
-        """Take the shared memory with the states of members; return this task."""
+        """Map the shared memory with the states of members, and return this task."""
         self._places.buffer = mapping
         return self
 
     def answer(self, method: str, *arguments: Any) -> Any:
-        """Answer a call, of which there is one kind."""
-        return {"turn": self._turn}[method](*arguments)
+        """Answer a call. There is one kind."""
+        return {"turn": self._training_round}[method](*arguments)
 
     def close(self) -> None:
         """Close the sub-environments."""
@@ -96,21 +96,22 @@ class MemberTask:
         finally:
             self._measuring.close()
 
-    def _turn(
+    def _training_round(
         self, number: int, turn: int, hyperparameters: Mapping[str, float], source: Any, target: int
     ) -> dict[str, Any]:
-        """One turn.
+        """Do a training round of a member.
 
         Args:
-            number: of the member.
-            turn: how many it had before.
-            hyperparameters: its values at this time.
-            source: the place where it, or whom it is a copy of, stands; -1 for one that begins. On a host, where these
-                places are not: that state itself.
-            target: the place for what comes of it; -1: it goes along with the answer.
+            number: Number of the member.
+            turn: Number of training rounds that it has finished before.
+            hyperparameters: Its hyper-parameters.
+            source: Place of its state, or of its parent's. -1: it has no state yet. On a host, which does not share the
+                memory of the places, the state itself.
+            target: Place for its new state. -1: the answer contains the state.
 
         Returns:
-            What came of it; or, of one that raised, what a :class:`~parenv.protocol.messages.Failure` says.
+            Results of the round. If it raised an exception, the fields of a
+            :class:`~parenv.protocol.messages.Failure`.
         """
         seed = member_seed(self._job.seed, number, turn)
         try:
@@ -119,7 +120,7 @@ class MemberTask:
         except StopCollectingError:
             raise
         except Exception as error:
-            # Whatever it was that raised, the next member is to find environments that are whole.
+            # The exception may have broken the environments, so the next member gets new ones.
             failure = failure_of(error, self._progress.doing, self._progress.env_id)
             self.close()
             return {"failure": [getattr(failure, one.name) for one in fields(Failure)]}
@@ -149,7 +150,7 @@ class MemberTask:
         return {**learned, **measured, **written, "seconds": seconds}
 
     def _learn(self, member: Member, actor: Actor, seed: int) -> dict[str, Any]:
-        """Have it learn for as long as a turn is, in whole rollouts."""
+        """Have a member learn in whole rollouts for the length of a training round."""
         collector, _ = self._training.collector(actor, self._spec, seed, self._worker)
         writer = private_writer(self._spec, collector.stepper.num_envs)
         env_steps, updates = 0, 0
@@ -169,7 +170,7 @@ class MemberTask:
         return {"env_steps": env_steps, "mean_return": mean_return, "metrics": metrics}
 
     def _measure(self, member: Member, actor: Actor, seed: int) -> dict[str, Any]:
-        """What it is worth, by episodes of its own that it does not learn from."""
+        """Measure a member by episodes that it does not learn from."""
         fitness = self._job.fitness
         episodes = EpisodeStatistics.of((), (), (), ())
         if fitness.episodes:
@@ -187,7 +188,7 @@ class MemberTask:
         return Actor(member.policy, spec.observations, spec.actions, self._job.device, fit=self._fit)
 
     def _probed(self) -> RolloutSpec:
-        """What a rollout holds beside the spaces, found out with a member that is thrown away."""
+        """Find the fields of a rollout beside the spaces, with a temporary member."""
         with RandomState(0):
             self._progress.begin("act")
             member = made(self._job.make_member, 0, self._job.first, self._job.device)

@@ -21,7 +21,7 @@ def modules_are_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_torch(*arguments: Any, **more: Any) -> Any:
         return local_launch(*arguments, **{**more, "torch": True})
 
-    for module in ("parenv.pool.opening", "parenv.population.population_session", "parenv.vector.process_backend"):
+    for module in ("parenv.pool.opening", "parenv.population.session", "parenv.vector.process_backend"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)
     installed = tuple(name for name in PRELOAD if importlib.util.find_spec(name))
     monkeypatch.setattr(launch, "PRELOAD", (*launch.PRELOAD, *installed))

@@ -100,16 +100,16 @@ def test_an_interrupt_between_two_waits_loses_no_report(
     undisturbed, known = after(tmp_path / "undisturbed", 12), []
     checkpoint = tmp_path / "checkpoint"
     with population(lineage=tmp_path / "interrupted", num_workers=num_workers) as members:
-        hear = members._session._hear
+        take_answers = members._session._take_answers
 
         def interrupted() -> None:
             signal.raise_signal(signal.SIGINT)
-            hear()
+            take_answers()
 
         while len(known) < 6:
             known.append(known_of(next(members.reports())))
             with monkeypatch.context() as patched:
-                patched.setattr(members._session, "_hear", interrupted)
+                patched.setattr(members._session, "_take_answers", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     known += map(known_of, members.reports(Stop(env_steps=32 * 20)))
         parenv.save_checkpoint(checkpoint, members.state_dict())
@@ -521,7 +521,7 @@ def test_fitness_without_episodes_needs_a_score() -> None:
 
 def test_there_is_no_member_that_has_not_had_a_turn() -> None:
     with population(num_workers=0) as members:
-        with pytest.raises(ConfigurationError, match="member 3 has not had a turn yet"):
+        with pytest.raises(ConfigurationError, match="member 3 has not had a training round yet"):
             members.member(3)
         with pytest.raises(ConfigurationError, match="there is no member 6: the population has 0 to 5"):
             members.member(6)

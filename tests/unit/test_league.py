@@ -85,7 +85,7 @@ def test_opponents_are_drawn_as_often_as_they_are_probable() -> None:
         (lambda league: league.with_results([("a", "b", 1.5)]), "'a' against 'b' has the score 1.5"),
         (lambda league: league.with_results([("a", "b", float("nan"))]), "has the score nan"),
         (lambda league: league.opponents("a", "hardest"), "sampling must be one of 'newest', 'uniform', 'prioritised'"),
-        (lambda league: league.opponents("a", among=["a"]), "'a' has nobody to play"),
+        (lambda league: league.opponents("a", among=["a"]), "'a' has no opponent in a league of a, b"),
         (lambda league: league.elo(prior_games=0), "prior_games must be positive"),
     ],
 )

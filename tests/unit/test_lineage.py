@@ -12,8 +12,8 @@ import pytest
 from parenv.bench.lineage_plot import last_turns, pieces_of, read_lineage
 from parenv.cli.main import main
 from parenv.errors import ConfigurationError, ParenvError
-from parenv.population.evolution import Copied
-from parenv.population.lineage_file import Lineage
+from parenv.population.lineage import Lineage
+from parenv.population.schedule import Copied
 from parenv.protocol.digests import rows_of
 
 

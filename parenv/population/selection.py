@@ -1,4 +1,4 @@
-"""Who becomes whose child: pure decisions by the scores of members."""
+"""Selection of the members that are replaced and of their parents: pure decisions by the scores of members."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from parenv.argument_checks import at_least
 from parenv.errors import ConfigurationError
 
 Scores = Mapping[int, float]
-"""By member, of those that have been measured since they were copied."""
+"""Scores by member, of members that have been measured since they were copied."""
 
 
 @dataclass(frozen=True)
 class Tournament:
-    """Evolution without a clock: who has had its turn meets others, and becomes the child of the best if it loses.
+    """Selection after each training round: a member is compared with others, and replaced if one has a higher score.
 
-    Nobody meets anybody before all have had a turn.
-
-    One is beaten by a higher score only, so that ties change nothing. NaN, and what a member that died has, is beaten
-    by every number, and beats nobody.
+    It becomes a copy of the best member that it was compared with. Comparisons begin when all members have finished a
+    training round. Equal scores change nothing. Every number is higher than NaN, the score of a member that died.
 
     Args:
-        size: how many others a member meets, drawn from those that have a score.
-        every: env steps of a turn, at least; whole rollouts.
-        perturb: how much a child's hyper-parameters differ, see :class:`~parenv.Uniform` and
-            :class:`~parenv.LogUniform`.
-        resample: with which probability a hyper-parameter is drawn anew instead.
+        size: Number of other members to compare with, drawn from the members with a score.
+        every: Least number of env steps in a training round, which consists of whole rollouts.
+        perturb: Change of a copy's hyper-parameters, see :class:`~parenv.Uniform` and :class:`~parenv.LogUniform`.
+        resample: Probability that a copy draws a new value of a hyper-parameter instead.
 
     >>> Tournament(size=3, every=50_000, perturb=0.2).parents([0], {0: 1.0, 1: 5.0, 2: 3.0}, np.random.default_rng(0))
     {0: 1}
@@ -50,7 +47,7 @@ class Tournament:
         """Check that a population is large enough.
 
         Raises:
-            ConfigurationError: it is not.
+            ConfigurationError: It is not.
         """
         if self.size >= size:
             raise ConfigurationError(
@@ -59,12 +56,12 @@ class Tournament:
             )
 
     def parents(self, due: Sequence[int], scores: Scores, generator: np.random.Generator) -> dict[int, int]:
-        """By member that is replaced, whose child it becomes.
+        """Return the parent of each member that is replaced.
 
         Args:
-            due: members that have had their turn.
-            scores: of all that have one.
-            generator: draws.
+            due: Members that have finished a training round.
+            scores: Scores of all members that have one.
+            generator: Random generator.
         """
         found = {}
         for member in due:
@@ -79,17 +76,16 @@ class Tournament:
 
 @dataclass(frozen=True)
 class Generational:
-    """Evolution by generations: when all have had their turn, copies of better ones take the place of the worse.
+    """Selection by generations: after a training round of all members, copies of the better ones replace the worse.
 
-    One is replaced by a higher score only, so that ties change nothing. Who has NaN for a score, or died, is replaced
-    even beyond the fraction, and nobody becomes its child.
+    A member is only replaced by a copy of a member with a higher score. Members with the score NaN, such as members
+    that died, are replaced even beyond the fraction, and are never parents.
 
     Args:
-        every: env steps of a turn, at least; whole rollouts.
-        fraction: of the population, that is replaced, and from which parents are drawn; at most a half.
-        perturb: how much a child's hyper-parameters differ, see :class:`~parenv.Uniform` and
-            :class:`~parenv.LogUniform`.
-        resample: with which probability a hyper-parameter is drawn anew instead.
+        every: Least number of env steps in a training round, which consists of whole rollouts.
+        fraction: Fraction of the population that is replaced, and that parents are drawn from. At most a half.
+        perturb: Change of a copy's hyper-parameters, see :class:`~parenv.Uniform` and :class:`~parenv.LogUniform`.
+        resample: Probability that a copy draws a new value of a hyper-parameter instead.
 
     >>> Generational(fraction=0.5).parents([0, 1], {0: 1.0, 1: 2.0}, np.random.default_rng(0))
     {0: 1}
@@ -110,7 +106,7 @@ class Generational:
         """Check that a population is large enough.
 
         Raises:
-            ConfigurationError: it is not.
+            ConfigurationError: It is not.
         """
         if not int(self.fraction * size + 1e-9):
             raise ConfigurationError(
@@ -119,12 +115,12 @@ class Generational:
             )
 
     def parents(self, due: Sequence[int], scores: Scores, generator: np.random.Generator) -> dict[int, int]:
-        """By member that is replaced, whose child it becomes.
+        """Return the parent of each member that is replaced.
 
         Args:
-            due: all members.
-            scores: of each.
-            generator: draws.
+            due: All members.
+            scores: Scores of all members.
+            generator: Random generator.
         """
         count = int(self.fraction * len(due) + 1e-9)
         worthless = [member for member in sorted(due) if math.isnan(scores[member])]

@@ -1,4 +1,4 @@
-"""The lineage of a population: every turn and every copy, a line of JSON each."""
+"""The lineage of a population: a file with a line of JSON for every training round and every copy."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from parenv.errors import ConfigurationError, ParenvError
-from parenv.population.evolution import Copied
-from parenv.population.turn_report import Report
+from parenv.population.reports import Report
+from parenv.population.schedule import Copied
 from parenv.process.whole_files import make_folder_of, replacing
 from parenv.protocol.digests import SealedLines, rows_of
 
-_OF_A_TURN = ("member", "turn", "env_steps", "score", "hyperparameters", "ancestor", "parent", "error")
+_OF_REPORT = ("member", "turn", "env_steps", "score", "hyperparameters", "ancestor", "parent", "error")
 
 
 class Lineage:
-    """A file that grows with the population; without a path, nothing. It is begun with the first line.
+    """A file that grows with the population. It is created with the first line.
 
     Each line ends in a digest, by which readers notice damage.
 
     Args:
-        path: path of the file; a missing folder is made.
-        about: what the first line says of the population.
+        path: Path of the file, or ``None`` for no file. A missing folder is created.
+        about: Fields of the first line, which describe the population.
 
     Attributes:
-        lines: how many there are.
+        lines: Number of lines.
 
     Raises:
-        ConfigurationError: the folder cannot be made.
+        ConfigurationError: The folder cannot be created.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, about: Mapping[str, Any]) -> None:
@@ -44,24 +44,24 @@ class Lineage:
             make_folder_of(self._path)
 
     def ended(self, report: Report, env_steps: int) -> None:
-        """A turn that counts.
+        """Write a line for a training round.
 
         Args:
-            report: of the turn.
-            env_steps: of the whole population until then.
+            report: Report of the training round.
+            env_steps: Env steps of the whole population so far.
         """
-        said = {name: getattr(report, name) for name in _OF_A_TURN}
-        self._write({"event": "turn", **said, "env_steps": env_steps})
+        fields = {name: getattr(report, name) for name in _OF_REPORT}
+        self._write({"event": "turn", **fields, "env_steps": env_steps})
 
     def copied(self, one: Copied, env_steps: int) -> None:
-        """A member has become the child of another."""
+        """Write a line for the replacement of a member by a copy of another."""
         self._write({"event": "copy", "env_steps": env_steps, **one._asdict()})
 
     def go_on(self, lines: int) -> None:
-        """Go on behind so many lines that another run has written; what it wrote after them happens again.
+        """Continue after the first lines of another run, and delete its later lines.
 
         Raises:
-            ConfigurationError: there are fewer, or one is damaged.
+            ConfigurationError: The file has fewer lines, or one is damaged.
         """
         self.lines, self._sealed = lines, SealedLines()
         if self._path is None or not lines:
@@ -81,7 +81,7 @@ class Lineage:
     def close(self) -> None:
         """Close the file. Idempotent."""
         if self._file is not None:
-            # Every line was flushed when it was written. The rest of a line that failed has raised its error already.
+            # Every line has been flushed, and a line that could not be written has raised its error already.
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
@@ -96,13 +96,13 @@ class Lineage:
         self.lines += len(rows)
 
     def _opened(self, path: Path) -> TextIO:
-        # Behind the lines that count there may be a part of one, if the disk was full before.
+        # The file may end with a part of a line, if the disk was full.
         self.go_on(self.lines)
         return path.open("a" if self.lines else "w", encoding="utf-8")
 
     @contextlib.contextmanager
     def _on_disk(self) -> Iterator[None]:
-        """Raise an error of the disk as one of parenv's, which names the file."""
+        """Raise an error of the disk as a ``ParenvError`` that names the file."""
         try:
             yield
         except OSError as error:
@@ -114,7 +114,7 @@ class Lineage:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity, which JSON does not have, by ``None``."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Who is copied, whose turn it is, and where states lie: decisions without a process."""
+"""Members that are copied, their training rounds, and the places of their states: decisions without a process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from parenv import (
     Member,
     NotDataError,
     ProtocolError,
+    Report,
     Tournament,
     Uniform,
 )
 from parenv.memory.member_places import ROOM, MemberPlaces
 from parenv.memory.shared import SharedMemory
-from parenv.population.evolution import MAX_LOST, NOWHERE, Copied, Evolution, TurnEnded, TurnOutcome
 from parenv.population.hyperparameters import check_values, checked_ranges
-from parenv.population.lineage_file import Lineage
+from parenv.population.lineage import Lineage
+from parenv.population.schedule import MAX_LOST, NOWHERE, Copied, Outcome, Schedule
 from parenv.protocol.digests import rows_of
 from parenv.worker.member import made, restore, state_of
 
@@ -114,24 +115,25 @@ def test_a_generation_replaces_the_worst_by_the_best_and_whoever_is_worth_nothin
     assert Generational().parents(range(10), dict.fromkeys(range(10), NAN), rng()) == {}
 
 
-def evolution(evolve: Any, size: int = 6, in_order: bool = True, seed: int = 3) -> Evolution:
+def schedule(evolve: Any, size: int = 6, in_order: bool = True, seed: int = 3) -> Schedule:
     first = [{name: range_.sample(rng(member)) for name, range_ in RANGES.items()} for member in range(size)]
-    return Evolution(evolve, RANGES, first, seed, in_order)
+    return Schedule(evolve, RANGES, first, seed, in_order)
 
 
 class Simulation:
     """Workers that write what they read plus what the turn is into places, in any order, some of them in vain."""
 
-    def __init__(self, evolution: Evolution, seed: int, loses: float = 0.0) -> None:
-        self.evolution, self.chance, self.loses = evolution, random.Random(seed), loses
+    def __init__(self, schedule: Schedule, seed: int, loses: float = 0.0) -> None:
+        self.schedule, self.chance, self.loses = schedule, random.Random(seed), loses
         self.places: dict[int, tuple[Any, ...]] = {NOWHERE: ()}
         self.under_way: dict[int, tuple[Any, Any]] = {}
         self.events: list[Any] = []
         self.histories: dict[int, tuple[Any, ...]] = {}
+        self.finished: dict[int, tuple[Any, ...]] = {}
 
     def run(self, turns: int, workers: int) -> None:
-        while sum(isinstance(event, TurnEnded) for event in self.events) < turns:
-            while len(self.under_way) < workers and (turn := self.evolution.next()) is not None:
+        while sum(isinstance(event, Report) for event in self.events) < turns:
+            while len(self.under_way) < workers and (turn := self.schedule.next()) is not None:
                 assert turn.member not in self.under_way
                 self.under_way[turn.member] = turn, self.places[turn.source]
             self.finish(self.chance.choice(sorted(self.under_way)))
@@ -139,20 +141,20 @@ class Simulation:
     def finish(self, member: int) -> None:
         turn, begun_from = self.under_way.pop(member)
         assert self.places[turn.source] == begun_from, "somebody wrote where a turn begins"
-        if self.chance.random() < self.loses and self.evolution.members[member].lost < MAX_LOST - 1:
-            assert self.evolution.lost(member)
+        if self.chance.random() < self.loses and self.schedule.members[member].lost < MAX_LOST - 1:
+            assert self.schedule.lost(member)
             return
         history = (*begun_from, (member, turn.turn, *turn.hyperparameters.values()))
-        assert all(one.place != turn.target for one in self.evolution.members), "somebody stands there"
-        self.places[turn.target] = history
+        assert all(one.place != turn.target for one in self.schedule.members), "somebody stands there"
+        self.places[turn.target] = self.finished[member] = history
         score = float(hash(history) % 1000)
-        for event in self.evolution.done(member, TurnOutcome(score, 10)):
-            if isinstance(event, TurnEnded):
-                self.histories[event.member] = self.places[event.standing.place]
+        for event in self.schedule.done(member, Outcome(score, 10)):
+            if isinstance(event, Report):
+                self.histories[event.member] = self.finished[event.member]
             else:
                 self.histories[event.member] = self.histories[event.parent]
             self.events.append(event)
-        for number, one in enumerate(self.evolution.members):
+        for number, one in enumerate(self.schedule.members):
             if one.place != NOWHERE:
                 assert self.places[one.place] == self.histories[number]
 
@@ -165,35 +167,35 @@ EVOLVES = [Tournament(size=2, resample=0.3), Generational(fraction=0.4, resample
 def test_nobodys_state_is_overwritten_whatever_the_order(
     evolve: Any, workers: int, in_order: bool, seed: int, loses: float
 ) -> None:
-    Simulation(evolution(evolve, in_order=in_order), seed, loses).run(60, workers)
+    Simulation(schedule(evolve, in_order=in_order), seed, loses).run(60, workers)
 
 
 @settings(max_examples=40)
 @given(st.sampled_from(EVOLVES), st.integers(1, 6), st.integers(0, 10**6), st.sampled_from([0.0, 0.3]))
 def test_in_order_it_does_not_matter_who_is_faster_or_lost(evolve: Any, workers: int, seed: int, loses: float) -> None:
-    alone = Simulation(evolution(evolve), 0)
+    alone = Simulation(schedule(evolve), 0)
     alone.run(60, 1)
-    many = Simulation(evolution(evolve), seed, loses)
+    many = Simulation(schedule(evolve), seed, loses)
     many.run(60, workers)
     assert [about(event) for event in many.events][:60] == [about(event) for event in alone.events][:60]
 
 
-def about(event: TurnEnded | Copied) -> Any:
+def about(event: Report | Copied) -> Any:
     if isinstance(event, Copied):
         return event
-    standing = event.standing
-    return event.member, event.outcome, standing.turn, standing.parent, standing.ancestor, standing.hyperparameters
+    outcome = event.score, event.num_steps, event.env_steps, event.error
+    return event.member, outcome, event.turn, event.parent, event.ancestor, event.hyperparameters
 
 
 @settings(max_examples=40)
 @given(st.sampled_from(EVOLVES), st.integers(1, 6), st.integers(0, 10**6), st.integers(1, 50))
 def test_one_that_goes_on_from_a_state_comes_to_the_same(evolve: Any, workers: int, seed: int, turns: int) -> None:
-    whole = Simulation(evolution(evolve), 0)
+    whole = Simulation(schedule(evolve), 0)
     whole.run(80, 1)
-    first = Simulation(evolution(evolve), seed)
+    first = Simulation(schedule(evolve), seed)
     first.run(turns, workers)
-    second = Simulation(evolution(evolve), seed + 1)
-    second.evolution.load(json.loads(json.dumps(first.evolution.state())))
+    second = Simulation(schedule(evolve), seed + 1)
+    second.schedule.load(json.loads(json.dumps(first.schedule.state())))
     second.places, second.histories = dict(first.places), dict(first.histories)
     second.run(80 - turns, workers)
     both = [about(event) for event in [*first.events, *second.events]]
@@ -201,16 +203,16 @@ def test_one_that_goes_on_from_a_state_comes_to_the_same(evolve: Any, workers: i
 
 
 def test_a_child_has_its_parents_ancestor_and_is_not_copied_before_it_has_been_measured() -> None:
-    one = evolution(Tournament(size=5), size=6, in_order=False)
+    one = schedule(Tournament(size=5), size=6, in_order=False)
     for _ in range(6):
         assert one.next()
-    found = [one.done(member, TurnOutcome(score, 10)) for member, score in enumerate([5.0, 4.0, 6.0, 1.0, 2.0, 3.0])]
+    found = [one.done(member, Outcome(score, 10)) for member, score in enumerate([5.0, 4.0, 6.0, 1.0, 2.0, 3.0])]
     # Only when all have had a turn somebody is met, and the last one loses against the best.
     assert [len(events) for events in found] == [1, 1, 1, 1, 1, 2]
     assert (one.members[5].parent, one.members[5].ancestor, one.members[5].score) == (2, 2, None)
     assert one.best == 2
     assert one.next()
-    (_, copied) = one.done(0, TurnOutcome(5.5, 10))
+    (_, copied) = one.done(0, Outcome(5.5, 10))
     assert isinstance(copied, Copied)
     assert copied.parent == 2
     assert copied.inherited == one.members[2].hyperparameters
@@ -218,7 +220,7 @@ def test_a_child_has_its_parents_ancestor_and_is_not_copied_before_it_has_been_m
 
 
 def test_a_member_that_takes_its_worker_with_it_again_and_again_has_died() -> None:
-    one = evolution(Tournament(size=1), size=2)
+    one = schedule(Tournament(size=1), size=2)
     turn = one.next()
     assert turn is not None
     for _ in range(2 * MAX_LOST):
@@ -228,13 +230,13 @@ def test_a_member_that_takes_its_worker_with_it_again_and_again_has_died() -> No
         assert one.lost(0)
         assert one.next() == turn
     assert not one.lost(0)
-    (ended,) = one.done(0, TurnOutcome(NAN, 0, "died"))
-    assert isinstance(ended, TurnEnded)
+    (ended,) = one.done(0, Outcome(NAN, 0, "died"))
+    assert isinstance(ended, Report)
     assert one.members[0].place == NOWHERE
     assert not one.all_died
     second = one.next()
     assert second is not None
-    one.done(second.member, TurnOutcome(NAN, 0, "died too"))
+    one.done(second.member, Outcome(NAN, 0, "died too"))
     assert one.all_died
     assert one.best is None
 

@@ -1,4 +1,4 @@
-"""From the arguments of a population to a plan that has been checked, before any process starts."""
+"""Arguments of a population, and the plan that is made of them before any process starts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, RemotePlacement, WorkerOptions
 from parenv.policy.devices import check_devices
-from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range, check_values, checked_ranges
+from parenv.population.selection import Evolve
 from parenv.process.cores import recommended_num_workers
 from parenv.supervision.partition import leave_to_pools, placed_workers
 from parenv.worker.job import MemberJob
@@ -26,7 +26,7 @@ from parenv.worker.member import Fitness, Member
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationArguments:
-    """What the user passed to :class:`~parenv.Population`, not checked yet."""
+    """Unchecked arguments of :class:`~parenv.Population`."""
 
     env_fn: Any
     make_member: Callable[[dict[str, float]], Member]
@@ -48,17 +48,17 @@ class PopulationArguments:
 
 @dataclass(frozen=True)
 class PopulationPlan:
-    """What a population is to be.
+    """Checked arguments of a population.
 
     Args:
-        job: of the workers.
-        inline: whether the only worker runs in this process.
-        evolve: who becomes whose child.
-        ranges: of the hyper-parameters.
-        first: those of each member at the beginning.
-        in_order: whether turns count in the order in which they began.
-        lineage: a file, or ``None``.
-        placement: where workers run; ``None``: on this machine.
+        job: Job of the workers.
+        inline: Whether the only worker runs in this process.
+        evolve: Selection.
+        ranges: Ranges of the hyper-parameters.
+        first: Hyper-parameters of each member at the start.
+        in_order: Whether training rounds count in the order in which they began.
+        lineage: Path of the lineage, or ``None``.
+        placement: Placement of the workers. ``None``: on this machine.
     """
 
     job: MemberJob
@@ -72,19 +72,19 @@ class PopulationPlan:
 
     @property
     def num_local(self) -> int:
-        """How many workers, the first ones, are on this machine and share its memory."""
+        """Number of workers on this machine, which share its memory. They come first."""
         if isinstance(self.placement, RemotePlacement):
             return self.placement.num_local
         return len(self.job.shares) if self.placement is None else 0
 
     @property
     def size(self) -> int:
-        """How many members."""
+        """Number of members."""
         return len(self.first)
 
     @property
     def about(self) -> dict[str, Any]:
-        """What its lineage and its checkpoints say of it: where these are the same, another one can go on."""
+        """Description for lineage and checkpoints. A population with the same description can continue a run."""
         return {
             "size": self.size,
             "seed": self.job.seed,
@@ -96,10 +96,10 @@ class PopulationPlan:
 
 
 def make_plan(given: PopulationArguments) -> PopulationPlan:
-    """Check the arguments of a population.
+    """Check the arguments of a population, and make its plan.
 
     Raises:
-        ConfigurationError: one of them is wrong; the message says what would be right.
+        ConfigurationError: An argument is wrong.
     """
     size = _size(given.size)
     one_of("mode", given.mode, get_args(Mode))
@@ -140,7 +140,7 @@ def _evolve(evolve: Any, size: int) -> Evolve:
 
 
 def _first(initial: Any, ranges: dict[str, Range], size: int, seed: int) -> list[dict[str, float]]:
-    """The hyper-parameters that members begin with: those that are given, and drawn ones for the others."""
+    """Return the first hyper-parameters of all members, drawn for members without given values."""
     given = list(initial)
     if len(given) > size:
         raise ConfigurationError(f"initial has hyper-parameters for {len(given)} members, and there are {size}")
@@ -188,7 +188,7 @@ def _factories(env_fn: Any, name: str) -> Factories:
 
 
 _FOR_POOLS = {
-    "on_env_error": "in a population a member in whose turn something raises dies, and is replaced when it is due",
+    "on_env_error": "in a population a member dies of an exception in its round, and is replaced when it is due",
     "step_workers": "the worker that has a member steps its sub-environments",
     "rollout_device": "a member learns from rollouts in the worker that has it",
 }
