@@ -2,7 +2,7 @@
 
 Jaderberg et al., 2017 (arXiv:1711.09846). Every member is an advantage actor-critic with its own optimizer, learning
 rate and weight of the entropy. Workers have members learn turn by turn; after a turn a member is measured, meets a few
-others, and becomes the child of the best of them, with slightly other hyper-parameters, if that one is better.
+others, and is replaced by a copy of the best of them, with changed hyper-parameters, if that one is better.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import contextlib
 import resource
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from parenv.envs.seeding import environment_seed
 from parenv.protocol.messages import Commit, Credit
@@ -116,6 +116,8 @@ class CollectTask:
             "get_state": self._get_state,
             "set_state": self._set_state,
             "load": self._load,
+            # A LibraryPool asks for it. It has one policy, and the collectors of named policies have no restart.
+            "restart": lambda seeds: cast(Any, self._collector).restart(seeds),
         }
         return answers[method](*arguments)
 
