@@ -289,8 +289,8 @@ def carry_of(carry: Any, batch: int) -> tuple[Leaf, ...]:
         if isinstance(value, list) or array.shape[:1] != (batch,) or array.dtype.kind not in "?biufc":
             raise PolicyOutputError(
                 f"the policy's carry{Leaf(path).name} is a {type(value).__name__} of shape {array.shape} and dtype "
-                f"{array.dtype}; it must be numeric, with one row for each of the {batch} sub-environments, in arrays "
-                "or tensors that are nested in dicts and tuples only"
+                f"{array.dtype}. It must be numeric, with one row for each of the {batch} sub-environments. Return "
+                "arrays or tensors, nested only in dicts and tuples"
             )
     return rows_as_leaves(found)
 

@@ -134,7 +134,7 @@ class ParallelAgentsCollector(AgentsCollector):
         if error.args != (agent,):
             return error
         return ObservationError(
-            f"agent {agent!r} of env_id {self.assignments.env_ids[column]} acted, but the step said nothing of it: "
+            f"agent {agent!r} of env_id {self.assignments.env_ids[column]} acted, but step() returned nothing for it: "
             "observations, rewards, terminations and truncations must have every agent that acted"
         )
 
@@ -189,9 +189,8 @@ class ParallelAgentsCollector(AgentsCollector):
             group = self.assignments.groups[index]
             if group.who[row] == NOBODY:
                 if agent not in observations:
-                    raise ObservationError(
-                        f"agent {agent!r} of env_id {self.assignments.env_ids[column]} is there, but has no observation"
-                    )
+                    env_id = self.assignments.env_ids[column]
+                    raise ObservationError(f"agent {agent!r} of env_id {env_id} is active, but has no observation")
                 self.assignments.activate(index, row)
                 group.write(self._rows[index], row, observations[agent])
                 if self._infos[index]:

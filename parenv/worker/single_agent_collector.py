@@ -104,17 +104,17 @@ class SingleAgentCollector:
 
     def set_state(self, state: dict[str, Any], seeds: Sequence[int], broken: bool) -> list[int]:
         """Restore a state, see :class:`~parenv.worker.collect_task.Collector`."""
-        anew = [column for column, found in enumerate(state["envs"]) if found is None]
-        if anew:
+        renewed = [column for column, found in enumerate(state["envs"]) if found is None]
+        if renewed:
             self._reset_all(seeds)
         self.stepper.set_states(state["envs"])
         initial = self.actor.initial_carry(self.stepper.num_envs)
         if initial is not None:
             saved = map_trees(copy_as, initial, state["carry"])
-            self._carry = self.actor.with_rows(saved, initial, anew)
+            self._carry = self.actor.with_rows(saved, initial, renewed)
         self._open = OpenEpisodes(self.stepper.num_envs, *state["open"])
         for column in range(self.stepper.num_envs):
-            if column in anew:
+            if column in renewed:
                 self._open.forget(column)
             else:
                 for mine, saved in zip(self._rows, state["rows"], strict=True):
@@ -122,9 +122,9 @@ class SingleAgentCollector:
                 for name, mine in self.seen.items():
                     mine[column] = state["infos"][name][column]
         self._restarted[:] = broken
-        self._restarted[anew] = True
+        self._restarted[renewed] = True
         set_random_state(state["random"])
-        return anew
+        return renewed
 
     def take_replaced(self) -> list[list[Any]]:
         """Return no replacements: this collector raises the exception of a sub-environment."""

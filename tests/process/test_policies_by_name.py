@@ -818,7 +818,7 @@ class Nobody(Scripted):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Silent, "agent 'hen_0' of env_id 0 acted, but the step said nothing of it"),
+        (Silent, r"agent 'hen_0' of env_id 0 acted, but step\(\) returned nothing for it"),
         (Stranger, "env_id 0 has the agent 'dog_0', which is not among its possible_agents"),
         (Nobody, "env_id 0 has no agents after its reset"),
     ],
