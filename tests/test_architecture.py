@@ -179,6 +179,11 @@ def test_measuring_and_commands_use_no_private_attribute_of_other_objects() -> N
                 assert not any(alias.name.startswith("_") for alias in node.names), f"{path} imports a private name"
 
 
+def test_adapters_use_no_session_of_a_pool_or_vector_env() -> None:
+    for path in (PACKAGE / "adapters").rglob("*.py"):
+        assert "._session" not in path.read_text(), f"{path} uses a private attribute of pools"
+
+
 def test_only_workers_unpickle() -> None:
     allowed = {"worker", "pool/opening.py"}
     for path in MODULES:
