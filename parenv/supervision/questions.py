@@ -8,6 +8,7 @@ from typing import Any
 
 from parenv.process.user_code import dumps
 from parenv.protocol.messages import Call
+from parenv.supervision.failures import raise_all
 from parenv.supervision.workers import Workers
 
 NO_WEIGHTS = (-1, -1)
@@ -15,7 +16,7 @@ _REPEATABLE = {"load", "evaluate", "reset"}
 """Calls that are asked again after a restart, because they do not concern the lost environments."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Question:
     """Call on several workers at once.
 
@@ -26,12 +27,16 @@ class Question:
 
     Attributes:
         numbers: Number of the call by worker, for each worker that was asked.
+        answers: Answers by worker.
+        errors: Exceptions by worker. They come before the answer, which is then ``None``.
     """
 
     method: str
     arguments: Mapping[int, tuple[Any, ...]]
     weights: tuple[int, int] = NO_WEIGHTS
     numbers: dict[int, int] = field(default_factory=dict)
+    answers: dict[int, Any] = field(default_factory=dict)
+    errors: dict[int, list[Exception]] = field(default_factory=dict)
 
 
 class Questions:
@@ -45,6 +50,7 @@ class Questions:
     def __init__(self, workers: Workers, away: Collection[int]) -> None:
         self._workers, self._away = workers, away
         self._open: list[Question] = []
+        self._count = 0
 
     def begin(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
@@ -57,7 +63,7 @@ class Questions:
 
     def answered(self, question: Question) -> bool:
         """Return whether all workers have answered, or are lost with the environments that were to answer."""
-        return all(self._answered_by(question, worker) for worker in question.arguments)
+        return len(question.answers) == len(question.arguments)
 
     def answers(self, question: Question) -> dict[int, Any]:
         """Return the answers by worker.
@@ -67,26 +73,27 @@ class Questions:
             WorkerError: A worker was lost with the environments that were to answer.
         """
         self._open.remove(question)
-        return self._workers.calls.answers(question.numbers)
+        raise_all([error for worker in question.numbers for error in question.errors.get(worker, ())])
+        return {worker: question.answers[worker] for worker in question.numbers}
 
     def forget(self, question: Question) -> None:
         """Forget a question, whose answers are not awaited any more."""
         self._open.remove(question)
-        self._workers.calls.forget(*question.numbers.values())
+        for number in question.numbers.values():
+            self._workers.calls.pop(number, None)
 
     def lost(self, worker: int, error: Exception) -> None:
         """Note the end of a worker. Its successor is asked again, unless the lost environments were to answer."""
-        calls = self._workers.calls
         for question in self._open:
-            if worker not in question.numbers or self._answered_by(question, worker):
+            if worker not in question.numbers or worker in question.answers:
                 continue
-            number = question.numbers[worker]
+            del self._workers.calls[question.numbers[worker]]
             if question.method in _REPEATABLE:
                 del question.numbers[worker]
-                calls.forget(number)
+                question.errors.pop(worker, None)
             else:
-                calls.fail(number, error)
-                calls.answer(number, None)
+                question.errors.setdefault(worker, []).append(error)
+                question.answers[worker] = None
 
     def back(self, worker: int) -> None:
         """Ask the new process of a worker."""
@@ -94,15 +101,13 @@ class Questions:
             if worker in question.arguments and worker not in question.numbers:
                 self._put(question, [worker])
 
-    def _answered_by(self, question: Question, worker: int) -> bool:
-        return worker in question.numbers and self._workers.calls.is_answered(question.numbers[worker])
-
     def _put(self, question: Question, workers: Iterable[int]) -> None:
         pickled: dict[int, bytes] = {}
         for worker in workers:
             values = question.arguments[worker]
             if id(values) not in pickled:
                 pickled[id(values)] = dumps(values)
-            number = question.numbers[worker] = self._workers.calls.number()
+            self._count += 1
+            question.numbers[worker], self._workers.calls[self._count] = self._count, question
             named = len(values[0]) if values and isinstance(values[0], Sequence) else 0
-            self._workers.say(worker, Call(number, question.method, pickled[id(values)], *question.weights, named))
+            self._workers.say(worker, Call(self._count, question.method, pickled[id(values)], *question.weights, named))

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.status_slot import WAITING_FOR_A_HOST, StatusSlot
@@ -15,10 +15,12 @@ from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData, StepReady
-from parenv.supervision.calls import Calls
 from parenv.supervision.failures import from_end, from_failure, say_where, where_it_happened
 from parenv.supervision.warning import Warner
 from parenv.supervision.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from parenv.supervision.questions import Question
 
 _log = logging.getLogger("parenv")
 FOREVER_S = 3600.0
@@ -62,7 +64,7 @@ class Workers:
 
     Attributes:
         placement: Placement of the workers.
-        calls: Open calls.
+        calls: Question of each open call by its number.
         commits: Committed rollouts that have not been taken.
         side_data: Data of workers of a vector env that does not fit into the step buffer and has not been taken.
         step_errors: Exceptions of sub-environments in steps of a vector env that have not been taken.
@@ -86,7 +88,7 @@ class Workers:
         self._processes = [_Process(Sender(worker, 0)) for worker in range(len(shares))]
         self.shares = list(shares)
         self.first_env_id, self._first_worker = first_env_id, first_worker
-        self.calls = Calls()
+        self.calls: dict[int, Question] = {}
         self._events: deque[Event] = deque()
         self.commits: deque[Committed] = deque()
         self.side_data: deque[SideData] = deque()
@@ -302,13 +304,18 @@ class Workers:
         elif message.call == 0:
             self.step_errors.append(error)
         else:
-            self.calls.fail(message.call, error)
+            if message.call in process.open_calls and (question := self.calls.get(message.call)) is not None:
+                question.errors.setdefault(worker, []).append(error)
             if not message.more:
                 self._hear_answer(process, message.call, None)
 
     def _hear_answer(self, process: _Process, call: int, value: Any) -> None:
+        question = self.calls.pop(call, None) if call in process.open_calls else None
         process.open_calls.discard(call)
-        self.refused_messages += not self.calls.answer(call, value)
+        if question is None:
+            self.refused_messages += 1
+        else:
+            question.answers[process.sender.worker] = value
 
     def _late(self, timeout_s: float) -> WorkerTimeoutError:
         late = [process.sender.worker for process in self._processes if not process.ready]
