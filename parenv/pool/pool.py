@@ -18,10 +18,10 @@ from parenv.experience.rollout import Rollout
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.policy.policy import PolicyLike
-from parenv.pool.arguments import PoolArguments, names_option_objects
 from parenv.pool.evaluation import PendingEvaluation
 from parenv.pool.events import Observer
-from parenv.pool.pool_plan import make_plan, settings_of_publish
+from parenv.pool.option_hints import names_option_objects
+from parenv.pool.pool_plan import PoolArguments, make_plan, settings_of_publish
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.session_holder import SessionHolder
 from parenv.pool.statistics import PoolStatistics

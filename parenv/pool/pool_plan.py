@@ -2,37 +2,72 @@
 
 from __future__ import annotations
 
-import copy
+import os
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
+from gymnasium import Space
 
 from parenv.argument_checks import at_least, is_callable, one_of, options_of
-from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
+from parenv.envs.factories import EnvFn, Factories, Spaces, as_factories, given_spaces
 from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
-from parenv.policy.assignment import UNNAMED
+from parenv.policy.assignment import UNNAMED, PolicyOf
 from parenv.policy.capabilities import refuse
-from parenv.policy.devices import check_devices, on_device
-from parenv.policy.policy import Policy, as_policy, infos_needed
-from parenv.policy.snapshots import module_of, modules_of, tensors_of
+from parenv.policy.devices import check_devices
+from parenv.policy.policy import PolicyLike
+from parenv.policy.snapshots import modules_of
 from parenv.pool.arena import weights_places
-from parenv.pool.arguments import PoolArguments
 from parenv.pool.events import Observer
+from parenv.pool.policies import check_policies, policies_for
 from parenv.process.cores import own_file, this_learner
 from parenv.supervision.partition import Part, part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
 
 _OPTIONS_OF_PUBLISH = ("min_kl", "on", "settings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolArguments:
+    """Arguments that the user passed, as :class:`~parenv.AsyncWorkerPool` documents them. Nothing is checked yet."""
+
+    env_fn: EnvFn
+    policy: PolicyLike | Mapping[str, PolicyLike]
+    policy_of: PolicyOf | None
+    num_envs: int | None
+    num_workers: int | None
+    mode: Mode
+    parallelism: Parallelism
+    rollout_length: int | Literal["episode"]
+    loss_fn: Callable[[Any, Any], Any] | None
+    postprocess: Callable[[Any, Any], Any] | None
+    infos: Sequence[str] | Mapping[str, Any]
+    prefetch: int
+    max_policy_lag: int | None
+    on_stale: OnStale
+    seed: int | None
+    gradient: GradientOptions | None
+    settings: Mapping[str, Any] | None
+    workers: WorkerOptions | None
+    record: str | os.PathLike[str] | None
+    replay: str | os.PathLike[str] | None
+    placement: Placing
+    max_frozen: int
+    spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None
+
+    @property
+    def named_policies(self) -> Mapping[str, PolicyLike] | None:
+        """Policies by name, or ``None`` for a single policy without a name."""
+        return self.policy if isinstance(self.policy, Mapping) else None
 
 
 @dataclass(frozen=True)
@@ -108,7 +143,12 @@ def make_plan(given: PoolArguments) -> Plan:
     one_of("mode", given.mode, get_args(Mode))
     one_of("parallelism", given.parallelism, get_args(Parallelism))
     is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
-    _check_policies(given)
+    named = given.named_policies
+    check_policies(named, given.policy_of, given.parallelism)
+    if named is not None and given.rollout_length == "episode":
+        refuse("whole episodes")
+    if named is not None and given.spaces is not None:
+        refuse("given spaces")
     options = _options(given)
     gradient = _gradient(given)
     recorder = _recorder(given)
@@ -116,7 +156,7 @@ def make_plan(given: PoolArguments) -> Plan:
     factories, num_envs = _factories(given)
     part = _part(given, options, num_envs)
     infos, settings = _infos(given.infos), _settings(given.settings)
-    policies, is_named = _policies(given, infos), given.named_policies is not None
+    policies, is_named = policies_for(named or {UNNAMED: given.policy}, tuple(infos)), named is not None
     all_settings = dict.fromkeys(policies, settings) if settings else {}
     in_use = len(part.shares) * _credits(given.mode, prefetch) + 2
     places = weights_places(modules_of(policies).values(), in_use) + (max_frozen if is_named else 0)
@@ -156,75 +196,6 @@ def make_plan(given: PoolArguments) -> Plan:
 
 def _credits(mode: Mode, prefetch: int) -> int:
     return 1 if mode == "sync" else 1 + prefetch
-
-
-def _check_policies(given: PoolArguments) -> None:
-    """Check the policies and their names, and refuse what named policies do not support."""
-    named = given.named_policies
-    if named is None:
-        if given.policy_of is not None:
-            raise ConfigurationError(
-                'policy_of is for policies by name: AsyncWorkerPool(env_fn, {"runner": policy, ...})'
-            )
-        return
-    if not named:
-        raise ConfigurationError("there are no policies: give at least one by name")
-    for name, policy in named.items():
-        _check_name(name)
-        try:
-            as_policy(policy)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"policy {name!r}: {error}") from None
-    if given.policy_of is None and len(named) > 1:
-        raise ConfigurationError(
-            f"there are {len(named)} policies, so policy_of=(agent, episode) -> name must say who acts by which"
-        )
-    is_callable("policy_of", given.policy_of, "a callable (agent, episode) -> name")
-    if given.parallelism == "gradient":
-        _check_parameters(named)
-    if given.rollout_length == "episode":
-        refuse("whole episodes")
-    if given.spaces is not None:
-        refuse("given spaces")
-
-
-def _policies(given: PoolArguments, infos: Collection[str]) -> dict[str, Any]:
-    """Return the policies by name, on the CPU."""
-    policies = {UNNAMED: given.policy} if given.named_policies is None else given.named_policies
-    for policy in policies.values():
-        _check_infos_needed(as_policy(policy), tuple(infos))
-    return _apart({name: on_device(policy, "cpu") for name, policy in policies.items()})
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"the names of policies are texts, got {name!r}")
-    if "@" in name:
-        raise ConfigurationError(f'a policy cannot be called {name!r}: names with "@" are those of frozen versions')
-
-
-def _check_parameters(policies: Mapping[str, Any]) -> None:
-    owners: dict[int, str] = {}
-    for name, module in modules_of(policies).items():
-        for parameter in module.parameters():
-            other = owners.setdefault(id(parameter), name)
-            if parameter.requires_grad and other != name:
-                raise ConfigurationError(
-                    f"the policies {other!r} and {name!r} share parameters, and a gradient is that of one policy: have "
-                    f"policy_of name one of them for the agents of both, or give {name!r} a copy of its own"
-                )
-
-
-def _apart(policies: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the policies, with copies of what several of them share: workers write versions of each into it."""
-    seen: set[int] = set()
-    apart = {}
-    for name, policy in policies.items():
-        module = module_of(policy)
-        mine = {id(policy), *map(id, () if module is None else tensors_of(module).values())}
-        apart[name] = copy.deepcopy(policy) if mine & seen else policy
-        seen |= mine
-    return apart
 
 
 def _part(given: PoolArguments, options: WorkerOptions, num_envs: int | None) -> Part:
@@ -386,14 +357,6 @@ def _infos(infos: Any) -> dict[str, Any]:
                 "Give None for an info that has no default."
             )
     return found
-
-
-def _check_infos_needed(policy: Policy, infos: Sequence[str]) -> None:
-    if absent := sorted(infos_needed(policy) - set(infos)):
-        raise ConfigurationError(
-            f"infos must name {absent}, which the policy takes without a default, got {infos!r}. "
-            f"Pass infos={(*infos, *absent)!r}, or give the parameters defaults"
-        )
 
 
 def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mode) -> GradientJob:

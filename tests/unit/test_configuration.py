@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from parenv import AsyncWorkerPool
 from parenv.errors import ConfigurationError, NotPicklableError
-from parenv.pool.arguments import PoolArguments
-from parenv.pool.pool_plan import Plan, make_plan
+from parenv.pool.pool_plan import Plan, PoolArguments, make_plan
 from parenv.process.cores import recommended_num_workers
 from parenv.supervision.partition import split
 from parenv.supervision.pickling import find_unpicklable, pickled
