@@ -1,4 +1,4 @@
-"""Where things lie in the driver's memory, for placements whose workers have memory of their own."""
+"""Maps of the memory of the main process, for placements whose workers have memory of their own."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from parenv.memory.step_buffer import StepBufferSpec
 
 @dataclass(frozen=True)
 class SlotMap:
-    """Where the rollouts of every worker lie in the pool's memory.
+    """Places of the rollouts in the memory of a pool.
 
     Args:
-        memory: the pool's, all of it.
-        spec: what a slot holds.
-        offset: where the slots begin, in bytes.
-        slot_bytes: distance between two.
-        together: whether all workers fill one slot.
-        shares: sub-environments of each worker.
-        credits: how many rollouts of one worker can be under way at once.
-        policies: where policies have names: by index, the one that each is a version of.
+        memory: All memory of the pool.
+        spec: Content of a slot.
+        offset: Offset of the first slot in bytes.
+        slot_bytes: Distance between two slots in bytes.
+        together: Whether all workers fill one slot.
+        shares: Number of sub-environments of each worker.
+        credits: Maximum number of rollouts of one worker in progress at once.
+        policies: Function that returns the policy that each named policy is a version of, by index.
     """
 
     memory: Any
@@ -38,13 +38,13 @@ class SlotMap:
 
 @dataclass(frozen=True)
 class BoardMap:
-    """Where the rows of every worker lie in the driver's memory.
+    """Places of the rows of a vector env in the memory of the main process.
 
     Args:
-        memory: the driver's, all of it.
-        spec: what the step buffer holds.
-        offset: where it begins, in bytes.
-        shares: rows of each worker.
+        memory: All memory of the vector env.
+        spec: Content of the step buffer.
+        offset: Offset of the step buffer in bytes.
+        shares: Number of rows of each worker.
     """
 
     memory: Any
@@ -55,12 +55,12 @@ class BoardMap:
 
 @dataclass(frozen=True)
 class WeightsMap:
-    """Where the versions of the weights lie.
+    """Places of the versions of the weights of one policy.
 
     Args:
-        memory: that they lie in.
-        offset: of the first place, in bytes.
-        nbytes: of one version.
+        memory: Memory with all versions.
+        offset: Offset of the first place in bytes.
+        nbytes: Size of one version in bytes.
         float32: ``(begin, stop)`` of the parts of a version that hold float32 numbers, in order.
     """
 
@@ -71,13 +71,13 @@ class WeightsMap:
 
 
 class WeightsPlace(NamedTuple):
-    """The weights of one policy in one version.
+    """Place of the weights of one policy in one version.
 
     Args:
-        key: of the place where they lie.
-        version: of the policy.
-        weights: where versions of it lie.
-        slot: which of these places it is.
+        key: Key of the place.
+        version: Version of the policy.
+        weights: Places of all its versions.
+        slot: Number of the place among these.
     """
 
     key: Any
