@@ -20,31 +20,26 @@ from parenv.pool.events import Asked, Delivered, Observer, Observers, Published,
 from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
+from parenv.pool.session_holder import Session
 from parenv.pool.statistics import Counters, PoolStatistics
-from parenv.process.forks import Owner
 
 
-class PoolSession:
+class PoolSession(Session):
     """Workers, versions and rollout queue of a pool.
 
     Args:
         plan: Plan of the pool.
 
     Attributes:
-        owner: Process that may use and close the session.
-        closing: Stack that ends the workers, by force after a limit, and closes the rest.
         observation_space: Observation space of a sub-environment.
         action_space: Action space of a sub-environment.
         versions: Versions of the policies.
         evaluator: Evaluator of the versions.
-        undelivered: Item that Ctrl-C kept from being yielded. The next stream begins with it.
     """
 
-    undelivered: Any = None
-
     def __init__(self, plan: Plan) -> None:
+        super().__init__("the pool", plan.job.options)
         self.plan = plan
-        self.owner = Owner("the pool")
         self._counters = Counters()
         totals, job = self._counters.totals, plan.job.gradient
         self._timer = DriverTimer(totals.driver_seconds, totals.driver_processor_seconds)
@@ -52,19 +47,8 @@ class PoolSession:
         self._accumulator = Accumulator(plan.gradient, job.layout, totals) if plan.gradient and job else None
         parts = opened(plan, self._counters, self._observers)
         self.closing, self._arena, self.versions, self._supervisor, self._queue, spaces = parts
-        self.workers = self._supervisor.workers
         self.evaluator = Evaluator(self._supervisor, self.versions, totals, self._observers.tell)
         self.observation_space, self.action_space = spaces
-
-    @property
-    def close_timeout_s(self) -> float:
-        """Limit in seconds for workers to end by themselves."""
-        return self.plan.job.options.close_timeout_s
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a worker is gone and will not be replaced."""
-        return self._supervisor.over
 
     @property
     def evaluation(self) -> EvaluationResult | None:

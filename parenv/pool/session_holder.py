@@ -7,14 +7,53 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from parenv.errors import ParenvError, PoolBusyError, ProtocolError, without_own_frames
 from parenv.experience.episodes import EvaluationResult
+from parenv.options import WorkerOptions
 from parenv.process.forks import Owner
 from parenv.supervision.one_thread import OneThread
+from parenv.supervision.supervisor import Supervisor
 from parenv.supervision.workers import Workers
 from parenv.transport.interrupts import Deferred
+
+
+class Session:
+    """Workers behind a public object, which are closed when that object is garbage.
+
+    Args:
+        what: Name of the object in messages, such as ``the pool``.
+        options: Options of the workers.
+
+    Attributes:
+        owner: Process that may use and close the session.
+        closing: Stack that ends the workers, by force after a limit, and closes the rest.
+        close_timeout_s: Limit in seconds for workers to end by themselves.
+        undelivered: Item that Ctrl-C kept from being yielded. The next stream begins with it.
+    """
+
+    closing: contextlib.ExitStack
+    undelivered: Any = None
+    _supervisor: Supervisor
+
+    def __init__(self, what: str, options: WorkerOptions) -> None:
+        self.owner, self.close_timeout_s = Owner(what), options.close_timeout_s
+
+    @property
+    def workers(self) -> Workers:
+        """Workers of the session."""
+        return self._supervisor.workers
+
+    @property
+    def is_over(self) -> bool:
+        """True if a worker is gone and will not be replaced, so that the session cannot continue."""
+        return self._supervisor.over
+
+    @property
+    def evaluation(self) -> EvaluationResult | None:
+        """Result of the last evaluation that has ended."""
+        return None
 
 
 class StreamKey:
@@ -24,7 +63,7 @@ class StreamKey:
 class OneIterator(OneThread):
     """Admits the thread that iterates over a pool, or one thread at a time while no thread iterates."""
 
-    def __init__(self, holder: object, what: str, session: _Session) -> None:
+    def __init__(self, holder: object, what: str, session: Session) -> None:
         closing = session.closing
         about = session.owner, session.workers, lambda _: closing.close(), session.close_timeout_s
         super().__init__(holder, what, *about)
@@ -55,25 +94,7 @@ class OneIterator(OneThread):
             raise
 
 
-class _Session(Protocol):
-    owner: Owner
-    closing: contextlib.ExitStack
-    undelivered: Any
-
-    @property
-    def workers(self) -> Workers: ...
-
-    @property
-    def close_timeout_s(self) -> float: ...
-
-    @property
-    def is_over(self) -> bool: ...
-
-    @property
-    def evaluation(self) -> EvaluationResult | None: ...
-
-
-S = TypeVar("S", bound=_Session)
+S = TypeVar("S", bound=Session)
 
 
 class SessionHolder(Generic[S]):
@@ -94,7 +115,7 @@ class SessionHolder(Generic[S]):
 
     @property
     def closed(self) -> bool:
-        """Whether the workers have been ended."""
+        """True after the workers have been ended."""
         return self._session.workers.stopped is not None
 
     def close(self) -> None:

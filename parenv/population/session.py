@@ -11,15 +11,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from parenv.errors import ConfigurationError, HostLostError
-from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
+from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
+from parenv.pool.session_holder import Session
 from parenv.population.arguments import PopulationPlan
 from parenv.population.lineage import Lineage
 from parenv.population.reports import SECONDS, PopulationStatistics, Report
 from parenv.population.schedule import NOWHERE, Copied, Outcome, Schedule, TrainingRound
-from parenv.process.forks import Owner
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Failure, Layout
 from parenv.supervision.failures import from_failure
@@ -32,25 +32,19 @@ from parenv.worker.member import Member, made, restore
 _log = logging.getLogger("parenv")
 
 
-class PopulationSession:
+class PopulationSession(Session):
     """Workers, members and files of a population.
 
     Args:
         plan: Plan of the population.
 
     Attributes:
-        owner: Process that may use and close the session.
-        closing: Closes everything: workers end by themselves within their limit, and by force after it.
         schedule: Members and their next training rounds.
-        evaluation: ``None``, because members are measured by scores.
-        undelivered: Report that Ctrl-C kept from being yielded. The next stream begins with it.
     """
 
-    evaluation: EvaluationResult | None = None
-    undelivered: Any = None
-
     def __init__(self, plan: PopulationPlan) -> None:
-        self.plan, self.owner = plan, Owner("the population")
+        super().__init__("the population", plan.job.options)
+        self.plan = plan
         self.schedule = Schedule(plan.evolve, plan.ranges, plan.first, plan.job.seed, plan.in_order)
         self._lineage = Lineage(plan.lineage, plan.about)
         self._figures = PopulationStatistics()
@@ -62,19 +56,9 @@ class PopulationSession:
         self._idle = set(range(len(plan.job.shares)))
 
     @property
-    def workers(self) -> Workers:
-        """Workers on which members learn."""
-        return self._supervisor.workers
-
-    @property
-    def close_timeout_s(self) -> float:
-        """Limit in seconds for workers to end by themselves."""
-        return self.plan.job.options.close_timeout_s
-
-    @property
     def is_over(self) -> bool:
         """Whether a worker is gone and will not be replaced, or all members have died."""
-        return self._supervisor.over or self.schedule.all_died
+        return super().is_over or self.schedule.all_died
 
     def next(self, deadline: float) -> Report | None:
         """Return the next report, or ``None`` if none arrives until the deadline on the monotonic clock."""
