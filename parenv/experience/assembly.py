@@ -1,32 +1,35 @@
-"""From the arrays of a slot to a Rollout: the same for a worker's own columns and for a whole block."""
+"""Rollouts over the arrays of a slot: of one worker's columns or of a whole block, for one policy or for several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, RolloutsByPolicy
 from parenv.experience.episodes import NO_EPISODES, EpisodeStatistics
 from parenv.experience.rollout import Ends, Rollout
-from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot
-from parenv.memory.spaces import Leaf, unflatten
+from parenv.memory.agent_layout import NOBODY, AgentsSpec, RowGroup
+from parenv.memory.layout import PLAIN, ROLLOUT_FIELDS, Axes, RolloutSpec, part_of_slot
+from parenv.memory.spaces import unflatten
 
 Arrays = Mapping[tuple[str, Any], Any]
-
+Take = Callable[[str, Any], Any]
+"""``(field, key) -> part`` of an array of a slot."""
 
 _NOWHERE, _NO = np.empty(0, np.int64), np.empty(0, np.bool_)
 
 
 class Columns(NamedTuple):
-    """One worker's part of a slot.
+    """Part of one worker in a slot.
 
     Args:
-        position: its place among the workers of the slot.
-        first: its first column.
-        stop: the column behind its last.
-        objects: lists for the leaves without a fixed size, named as the arrays are: ``[T + 1][B]`` observations,
+        position: Place of the worker among those of the slot.
+        first: First column.
+        stop: Column behind the last one.
+        objects: Lists for the leaves without a fixed size, named as the arrays are: ``[T + 1][B]`` observations,
             ``[T][B]`` actions, ``[K]`` finals.
     """
 
@@ -34,6 +37,22 @@ class Columns(NamedTuple):
     first: int
     stop: int
     objects: Arrays = MappingProxyType({})
+
+
+class Played(NamedTuple):
+    """Policy that may have acted in a slot.
+
+    Args:
+        name: Name of the policy.
+        of: Name of the policy that it is a frozen version of, or its own.
+        version: Version that acted.
+        lag: Lag of this version, in publishes.
+    """
+
+    name: str
+    of: str
+    version: int
+    lag: int
 
 
 def assemble(
@@ -47,61 +66,202 @@ def assemble(
     policy_lag: int,
     extras: Sequence[str],
 ) -> Rollout:
-    """Build the rollout of adjacent columns of a slot. No array is copied, but for the few bytes of episode ends.
+    """Build the rollout of adjacent columns of a slot. Only the few bytes of episode ends are copied.
 
     Args:
-        spec: what the slot holds.
-        arrays: its arrays.
-        columns: those of each worker, in their order.
-        env_ids: int64 ``[B]``.
-        worker: the worker whose they are, or ``None``.
-        policy_version: the version that acted.
-        policy_lag: in publishes.
-        extras: names of the extras that are written by now.
+        spec: Content of the slot.
+        arrays: Arrays of the slot.
+        columns: Columns of each worker, in their order.
+        env_ids: Sub-environments, int64 ``[B]``.
+        worker: Worker that filled the columns, or ``None`` for several.
+        policy_version: Version that acted.
+        policy_lag: Lag of this version, in publishes.
+        extras: Names of the extras that have been written.
     """
-    first, T = columns[0].first, spec.rollout_length
-    part = part_of_slot(T, columns[0].position, first, columns[-1].stop)
+    part = part_of_slot(spec.rollout_length, columns[0].position, columns[0].first, columns[-1].stop)
 
-    def block(name: str, key: Any = 0) -> Any:
+    def take(name: str, key: Any) -> Any:
+        if columns[0].objects and (name, key) in columns[0].objects:
+            blocks = [mine.objects[name, key] for mine in columns]
+            return [[item for row in rows for item in row] for rows in zip(*blocks, strict=True)]
         return arrays[name, key][part[name]]
 
-    def leaf_blocks(name: str, of: Sequence[Leaf]) -> list[Any]:
-        return [
-            _joined_columns([mine.objects[name, i] for mine in columns]) if leaf.dtype is None else block(name, i)
-            for i, leaf in enumerate(of)
-        ]
-
-    observations = leaf_blocks("observations", spec.observations)
-    shifted = [rows[1:] for rows in observations]
-    parts = [_ends_of(spec, arrays, mine, first, shifted, env_ids) for mine in columns]
+    fields = _fields(spec, take, zip(extras, extras, strict=True))
+    parts = [_ends_of(spec, arrays, mine, columns[0].first, take, env_ids) for mine in columns]
     return Rollout(
-        **{name: arrays[name, 0][part[name]] for name in PLAIN},
-        observations=unflatten(spec.observations, [rows[:T] for rows in observations]),
-        actions=unflatten(spec.actions, leaf_blocks("actions", spec.actions)),
-        last_observations=unflatten(spec.observations, [rows[T] for rows in observations]),
-        extras={name: block("extras", name) for name in extras},
-        initial_carry=unflatten(spec.carry, leaf_blocks("carry", spec.carry)) if spec.carry else None,
+        **fields,
+        initial_carry=_carry(spec, take),
         env_ids=env_ids,
         worker=worker,
         policy_version=policy_version,
         policy_lag=policy_lag,
         episodes=EpisodeStatistics.joined([episodes for _, episodes in parts]),
         ends=[ends for ends, _ in parts],
-        shifted_observations=unflatten(spec.observations, shifted),
-        **infos_of(spec, block),
     )
 
 
-def infos_of(spec: RolloutSpec, block: Callable[[str, str], Any]) -> dict[str, Any]:
-    """The two fields of a rollout that infos are in; ``block`` gives its part of an array, by field and key."""
-    following = {name: block("infos", name) for info in spec.infos for name in info.names}
+def assemble_agents(
+    spec: AgentsSpec,
+    arrays: Sequence[Arrays],
+    columns: Sequence[Columns],
+    played: Mapping[int, Played],
+    *,
+    env_ids: Any,
+    worker: int | None,
+    policy_version: int,
+    num_steps: int,
+) -> RolloutsByPolicy:
+    """Build the rollouts of adjacent sub-environments of a slot, by policy.
+
+    Arrays are copied only if the rows of a policy are not at one distance from one another.
+
+    Args:
+        spec: Content of the slot.
+        arrays: Arrays of each group.
+        columns: Sub-environments of each worker, in their order.
+        played: Policies that may have acted, by index.
+        env_ids: Sub-environments, int64 ``[B]``.
+        worker: Worker that filled the columns, or ``None`` for several.
+        policy_version: Version of all policies together.
+        num_steps: Number of env steps.
+    """
+    envs, *agents = (_Group(*group, columns, env_ids, worker) for group in zip(spec.groups, arrays, strict=True))
+    by_policy = {
+        played[number].name: rows.rollout(spec, number, played[number])
+        for index, rows in enumerate(agents, start=1)
+        for number in rows.policies(spec, index, played)
+    }
+    state = envs.take("observations", 0) if spec.groups[0].spec.observations else None
+    ends, episodes = envs.ends(slice(None), np.arange(len(env_ids)))
+    return RolloutsByPolicy(
+        by_policy=dict(sorted(by_policy.items(), key=lambda item: "@" in item[0])),
+        env_ids=env_ids,
+        worker=worker,
+        policy_version=policy_version,
+        policy_lag=max((rollout.policy_lag for rollout in by_policy.values()), default=0),
+        num_steps=num_steps,
+        episodes=episodes,
+        states=None if state is None else state[:-1],
+        shifted_states=None if state is None else state[1:],
+        final_states=None if state is None else ends.observations,
+        final_index=(ends.steps, ends.columns),
+    )
+
+
+class _Group:
+    """Rows of one group in some columns of a slot, and what ended in them."""
+
+    def __init__(
+        self, group: RowGroup, arrays: Arrays, columns: Sequence[Columns], env_ids: Any, worker: int | None
+    ) -> None:
+        self._agents, self._spec, self._arrays, self._worker = group.agents, group.spec, arrays, worker
+        T, width = group.spec.rollout_length, len(group.agents)
+        self._env_ids, first = np.repeat(env_ids, width), columns[0].first * width
+        self._part = part_of_slot(T, columns[0].position, first, columns[-1].stop * width)
+        self._acted = self.take("policies", 0)
+        counts = arrays["commits", 0]["num_ends"]
+        begins = [T * mine.first * width for mine in columns]
+        self._there = np.concatenate(
+            [np.arange(begin, begin + counts[mine.position]) for begin, mine in zip(begins, columns, strict=True)]
+        )
+        self.records = arrays["ends", 0][self._there]
+        self.records["column"] -= first
+
+    def take(self, name: str, key: Any) -> Any:
+        """Return the part of an array for these rows."""
+        return self._arrays[name, key][self._part[name]]
+
+    def policies(self, spec: AgentsSpec, index: int, played: Mapping[int, Played]) -> list[int]:
+        """Return the policies that learn and act in these rows, and the frozen ones that acted in this slot."""
+        mine = [i for i, name in enumerate(spec.policies) if spec.found[name].group == index]
+        frozen = set(np.unique(self._acted).tolist()) - {NOBODY, *mine}
+        return mine + sorted(index for index in frozen if index in played)
+
+    def rollout(self, spec: AgentsSpec, number: int, played: Played) -> AgentRollout:
+        """Return the rollout of a policy."""
+        rows = np.flatnonzero((self._acted == number).any(0) | (self.take("assigned", 0) == number))
+        part = _regular(rows)
+
+        def take(name: str, key: Any) -> Any:
+            is_row = ROLLOUT_FIELDS[name].axes is Axes.COLUMNS
+            return self.take(name, key)[part if is_row else (slice(None), part)]
+
+        fields = _fields(self._spec, take, spec.stored(played.of).items())
+        last_steps = np.full(len(rows), len(self._acted) - 1)
+        if spec.turns:
+            last_steps = (self._acted[:, rows] != NOBODY).sum(0) - 1
+            last = [self.take("observations", i)[last_steps + 1, rows] for i in range(len(self._spec.observations))]
+            fields["last_observations"] = unflatten(self._spec.observations, last)
+        mine = np.flatnonzero(self._acted[self.records["step"], self.records["column"]] == number)
+        ends, episodes = self.ends(mine, rows)
+        first = take("first_versions", 0)
+        return AgentRollout(
+            **{**fields, "resetting": None},
+            initial_carry=_carry(self._spec, take, played.name),
+            env_ids=self._env_ids[part],
+            worker=self._worker,
+            policy_version=played.version,
+            policy_lag=played.lag,
+            episodes=episodes,
+            ends=[ends],
+            alive=take("policies", 0) == number,
+            agents=self._agents_of(rows),
+            first_versions=np.where(first < 0, played.version, first),
+            last_steps=last_steps,
+        )
+
+    def ends(self, mine: Any, rows: Any) -> tuple[Ends, AgentEpisodes]:
+        """Return some of the ends, by their places among all, with columns as places among some rows."""
+        records, there = self.records[mine], self._there[mine]
+        columns = records["column"]
+        finals = [self._arrays["finals", i][there] for i in range(len(self._spec.observations))]
+        place = np.searchsorted(rows, columns).astype(np.int64)
+        observations = unflatten(self._spec.observations, finals) if finals else None
+        ends = Ends(records["step"].astype(np.int64), place, observations)
+        numbers = self._arrays["numbers", 0][there]
+        return ends, AgentEpisodes(
+            *_figures(records), self._env_ids[columns], agents=self._agents_of(columns), numbers=numbers
+        )
+
+    def _agents_of(self, rows: Any) -> list[str]:
+        return [self._agents[row % len(self._agents)] for row in rows.tolist()]
+
+
+def _fields(spec: RolloutSpec, take: Take, extras: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the fields of a rollout that are views of arrays of its slot.
+
+    Args:
+        spec: Content of the rows.
+        take: Function that returns their part of an array.
+        extras: Names of extras, each with its name in the slot.
+    """
+    T = spec.rollout_length
+    observations = [take("observations", i) for i in range(len(spec.observations))]
+    following = {name: take("infos", name) for info in spec.infos for name in info.names}
     acted_on = [name for info in spec.infos if info.acted_on for name in info.names]
-    seen = {name: block("seen", name)[: spec.rollout_length] for name in acted_on}
-    return {"infos": {**following, **seen}, "next_infos": following}
+    return {
+        **{name: take(name, 0) for name in PLAIN},
+        "observations": unflatten(spec.observations, [rows[:T] for rows in observations]),
+        "last_observations": unflatten(spec.observations, [rows[T] for rows in observations]),
+        "shifted_observations": unflatten(spec.observations, [rows[1:] for rows in observations]),
+        "actions": unflatten(spec.actions, [take("actions", i) for i in range(len(spec.actions))]),
+        "extras": {name: take("extras", stored) for name, stored in extras},
+        "infos": {**following, **{name: take("seen", name)[:T] for name in acted_on}},
+        "next_infos": following,
+    }
+
+
+def _carry(spec: RolloutSpec, take: Take, policy: str | None = None) -> Any:
+    """Return the carry of the only policy, or of one of several by name; ``None`` if it has none."""
+    mine = [i for i, leaf in enumerate(spec.carry) if policy is None or leaf.path[0] == policy]
+    if not mine:
+        return None
+    tree = unflatten([spec.carry[i] for i in mine], [take("carry", i) for i in mine])
+    return tree if policy is None else tree[policy]
 
 
 def _ends_of(
-    spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int, shifted: Sequence[Any], env_ids: Any
+    spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int, take: Take, env_ids: Any
 ) -> tuple[Ends, EpisodeStatistics]:
     begin = spec.rollout_length * mine.first
     count = int(arrays["commits", 0][mine.position]["num_ends"])
@@ -111,8 +271,8 @@ def _ends_of(
     records = arrays["ends", 0][begin : begin + count].copy()
     records["column"] -= first
     steps, columns = records["step"].astype(np.int64), records["column"].astype(np.int64)
-    if records["resets_next"][0]:  # Then all do: they are of one environment.
-        finals = [_picked(rows, steps, columns) for rows in shifted]
+    if records["resets_next"][0]:  # All ends have this flag then, since they are of one environment.
+        finals = [_picked(take("observations", i)[1:], steps, columns) for i in range(len(spec.observations))]
     else:
         finals = [
             mine.objects["finals", i] if leaf.dtype is None else arrays["finals", i][begin : begin + count]
@@ -129,16 +289,27 @@ def _picked(rows: Any, steps: Any, columns: Any) -> Any:
 
 
 def episodes_of(records: Any, env_ids: Any) -> EpisodeStatistics:
-    """The episodes among ends, given as :data:`~parenv.memory.layout.END_DTYPE`; those of lives only are none."""
+    """Return the episodes among ends, without the ends of mere lives.
+
+    Args:
+        records: Ends, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``.
+        env_ids: Sub-environments by column, int64 ``[B]``.
+    """
     records = records[records["counts"] != 0]
-    return EpisodeStatistics(*own_columns(records), env_ids[records["column"]])
+    return EpisodeStatistics(*_figures(records), env_ids[records["column"]])
 
 
-def own_columns(records: Any) -> tuple[Any, Any, Any]:
-    """Returns, lengths and seconds of ends, each one behind the other in memory."""
+def _figures(records: Any) -> tuple[Any, Any, Any]:
+    """Return returns, lengths and seconds of ends, each contiguous."""
     returns, lengths, seconds = (np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds"))
     return returns, lengths, seconds
 
 
-def _joined_columns(blocks: Sequence[list[list[Any]]]) -> list[list[Any]]:
-    return [[item for row in rows for item in row] for rows in zip(*blocks, strict=True)]
+def _regular(rows: Any) -> Any:
+    """Return rows as a slice if they are at one distance from one another, so that they are not copied."""
+    if len(rows) < 2:
+        return slice(int(rows[0]), int(rows[0]) + 1) if len(rows) else slice(0, 0)
+    distance = int(rows[1] - rows[0])
+    if (np.diff(rows) == distance).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1, distance)
+    return rows

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from parenv.experience.agents_assembly import assemble_agents
-from parenv.experience.assembly import Arrays, Columns, assemble
+from parenv.experience.assembly import Arrays, Columns, assemble, assemble_agents
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
 from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
@@ -123,8 +122,16 @@ def _arrival_by_policy(
         versions.heard(worker, *said.report[1:3])
     played = versions.played(dict(enumerate(arrays[0]["versions", 0][0].tolist())))
     samples = [said.report[0] for said in commits]
-    widths = [len(env_ids) for env_ids in block.env_ids_of]
-    rollouts = assemble_agents(spec, arrays, widths, played, block.env_ids, block.worker, policy_version, sum(samples))
+    rollouts = assemble_agents(
+        spec,
+        arrays,
+        block.columns,
+        played,
+        env_ids=block.env_ids,
+        worker=block.worker,
+        policy_version=policy_version,
+        num_steps=sum(samples),
+    )
     return _arrived(rollouts, block, arrays[0], commits, samples, [said.report[3] for said in commits])
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from parenv.errors import ConfigurationError
-from parenv.experience.agents_assembly import Played
+from parenv.experience.assembly import Played
 from parenv.policy.assignment import UNNAMED, PolicyRow, PolicyTable
 from parenv.policy.policy import Policy, as_policy
 from parenv.policy.snapshots import WeightsWriter, flat_layout, module_of

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ConfigurationError, ObservationError
-from parenv.experience.agents_assembly import Played
+from parenv.experience.assembly import Played
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.trees import as_array, copy_as, map_trees
 from parenv.policy.assignment import EpisodeStart, drawn

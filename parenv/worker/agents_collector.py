@@ -14,7 +14,7 @@ from parenv.envs.seeding import random_state, set_random_state
 from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.experience.agent_rollouts import RolloutsByPolicy
-from parenv.experience.agents_assembly import assemble_agents
+from parenv.experience.assembly import assemble_agents
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.protocol.messages import Credit
@@ -112,10 +112,16 @@ class AgentsCollector:
 
     def rollout(self, writer: AgentWriter, policy_version: int) -> RolloutsByPolicy:
         """Return the rollouts of this worker that were written last."""
-        own = [group.own for group in writer.groups]
-        env_ids, first = np.array(self.assignments.env_ids), writer.groups[0].columns.first
-        about = (env_ids, self._worker, policy_version, self.env_steps, first)
-        return assemble_agents(self.assignments.spec, own, [len(self.envs)], self.assignments.playing(), *about)
+        return assemble_agents(
+            self.assignments.spec,
+            [group.arrays for group in writer.groups],
+            [writer.groups[0].columns],
+            self.assignments.playing(),
+            env_ids=np.array(self.assignments.env_ids),
+            worker=self._worker,
+            policy_version=policy_version,
+            num_steps=self.env_steps,
+        )
 
     def commit_writer(self, writer: AgentWriter) -> RolloutWriter:
         """Return the writer of the commit record and the gradient, which are stored with the sub-environments."""
