@@ -11,8 +11,8 @@ import numpy as np
 from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, RolloutsByPolicy
 from parenv.experience.episodes import NO_EPISODES, EpisodeStatistics
 from parenv.experience.rollout import Ends, Rollout
-from parenv.memory.agent_layout import NOBODY, AgentsSpec, RowGroup
-from parenv.memory.layout import PLAIN, ROLLOUT_FIELDS, Axes, RolloutSpec, part_of_slot
+from parenv.memory.agent_layout import NOBODY
+from parenv.memory.layout import PLAIN, ROLLOUT_FIELDS, Axes, RolloutSpec, SlotSpec, part_of_slot
 from parenv.memory.spaces import unflatten
 
 Arrays = Mapping[tuple[str, Any], Any]
@@ -101,7 +101,7 @@ def assemble(
 
 
 def assemble_agents(
-    spec: AgentsSpec,
+    spec: SlotSpec,
     arrays: Sequence[Arrays],
     columns: Sequence[Columns],
     played: Mapping[int, Played],
@@ -131,7 +131,7 @@ def assemble_agents(
         for index, rows in enumerate(agents, start=1)
         for number in rows.policies(spec, index, played)
     }
-    state = envs.take("observations", 0) if spec.groups[0].spec.observations else None
+    state = envs.take("observations", 0) if spec.groups[0].observations else None
     ends, episodes = envs.ends(slice(None), np.arange(len(env_ids)))
     return RolloutsByPolicy(
         by_policy=dict(sorted(by_policy.items(), key=lambda item: "@" in item[0])),
@@ -152,10 +152,10 @@ class _Group:
     """Rows of one group in some columns of a slot, and what ended in them."""
 
     def __init__(
-        self, group: RowGroup, arrays: Arrays, columns: Sequence[Columns], env_ids: Any, worker: int | None
+        self, spec: RolloutSpec, arrays: Arrays, columns: Sequence[Columns], env_ids: Any, worker: int | None
     ) -> None:
-        self._agents, self._spec, self._arrays, self._worker = group.agents, group.spec, arrays, worker
-        T, width = group.spec.rollout_length, len(group.agents)
+        self._agents, self._spec, self._arrays, self._worker = spec.agents, spec, arrays, worker
+        T, width = spec.rollout_length, len(spec.agents)
         self._env_ids, first = np.repeat(env_ids, width), columns[0].first * width
         self._part = part_of_slot(T, columns[0].position, first, columns[-1].stop * width)
         self._acted = self.take("policies", 0)
@@ -171,13 +171,13 @@ class _Group:
         """Return the part of an array for these rows."""
         return self._arrays[name, key][self._part[name]]
 
-    def policies(self, spec: AgentsSpec, index: int, played: Mapping[int, Played]) -> list[int]:
+    def policies(self, spec: SlotSpec, index: int, played: Mapping[int, Played]) -> list[int]:
         """Return the policies that learn and act in these rows, and the frozen ones that acted in this slot."""
         mine = [i for i, name in enumerate(spec.policies) if spec.found[name].group == index]
         frozen = set(np.unique(self._acted).tolist()) - {NOBODY, *mine}
         return mine + sorted(index for index in frozen if index in played)
 
-    def rollout(self, spec: AgentsSpec, number: int, played: Played) -> AgentRollout:
+    def rollout(self, spec: SlotSpec, number: int, played: Played) -> AgentRollout:
         """Return the rollout of a policy."""
         rows = np.flatnonzero((self._acted == number).any(0) | (self.take("assigned", 0) == number))
         part = _regular(rows)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,19 +107,18 @@ class Info:
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """What every rollout of a pool consists of.
+    """Content of a group of rows in a rollout: the rows of sub-environments, or of agents with the same spaces.
 
     Args:
-        rollout_length: ``T``, or :data:`WHOLE_EPISODES`.
-        observations: leaves of the observation space.
-        actions: leaves of the action space.
-        extras: what policy and ``postprocess`` add.
-        carry: leaves of the policy's carry, each ``[B, *shape]``.
-        gradient_bytes: the flat gradient that each worker adds; 0 for experience.
-        infos: what the user named.
-        on_device: whether :data:`ON_DEVICE` lies in memory of a device.
-        of_agents: whether it is one group of rows of a slot of several agents.
-        num_policies: how many there are that each have a version in every rollout; 0 where they have no names.
+        rollout_length: Number of rows in time, ``T``, or :data:`WHOLE_EPISODES`.
+        observations: Leaves of the observation space.
+        actions: Leaves of the action space.
+        extras: Arrays that policy and ``postprocess`` add.
+        carry: Leaves of the policy's carry, each ``[B, *shape]``.
+        gradient_bytes: Bytes of the flat gradient that each worker adds; 0 for experience.
+        infos: Infos that the user named.
+        on_device: Whether :data:`ON_DEVICE` is stored in memory of a device.
+        agents: Agents with a row in every sub-environment; for the sub-environments themselves, one without a name.
     """
 
     rollout_length: int
@@ -130,8 +129,74 @@ class RolloutSpec:
     gradient_bytes: int = 0
     infos: tuple[Info, ...] = ()
     on_device: bool = False
-    of_agents: bool = False
-    num_policies: int = 0
+    agents: tuple[str, ...] = ("",)
+
+
+class PolicyFound(NamedTuple):
+    """Arrays that a policy adds to the rows of its agents.
+
+    Args:
+        group: Index of the group of these rows.
+        extras: Extras that it returns.
+        carry: Leaves of its carry.
+    """
+
+    group: int
+    extras: tuple[Extra, ...]
+    carry: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """Content of a rollout slot.
+
+    Args:
+        groups: For one policy without a name, the only group of rows, in which every row is always alive. For named
+            policies, the sub-environments themselves, then the agents by their spaces.
+        policies: Names of the policies, in the order of their indices.
+        found: Arrays that each named policy adds.
+        turns: Whether agents act one after the other.
+    """
+
+    groups: tuple[RolloutSpec, ...]
+    policies: tuple[str, ...] = ("",)
+    found: Mapping[str, PolicyFound] = dataclasses.field(default_factory=dict)
+    turns: bool = False
+
+    @property
+    def is_named(self) -> bool:
+        """Whether policies have names."""
+        return self.policies != ("",)
+
+    @property
+    def rollout_length(self) -> int:
+        """Number of rows in time, ``T``."""
+        return self.groups[-1].rollout_length
+
+    @property
+    def observations(self) -> tuple[Leaf, ...]:
+        """Leaves of the observations of a sub-environment, agent by agent."""
+        groups = self.groups[self.is_named :]
+        return tuple(leaf for group in groups for _ in group.agents for leaf in group.observations)
+
+    @cached_property
+    def agent_rows(self) -> dict[str, tuple[int, int]]:
+        """Group of each agent, and its place among the agents of the group."""
+        return {
+            agent: (index, place)
+            for index, group in enumerate(self.groups)
+            for place, agent in enumerate(group.agents)
+            if index
+        }
+
+    def stored(self, policy: str) -> dict[str, str]:
+        """Return the name in the slot of each extra of a policy, by its own name for it."""
+        mine = self.found[policy]
+        there = {extra.name: extra for extra in self.groups[mine.group].extras}
+        return {
+            extra.name: extra.name if there.get(extra.name) == extra else f"{policy}/{extra.name}"
+            for extra in mine.extras
+        }
 
 
 class Axes(Enum):
@@ -147,13 +212,15 @@ class Axes(Enum):
 
 Values = Iterable[tuple[Any, tuple[int, ...], Any]]
 """Key, shape of one value and dtype of each array that a field consists of."""
+Array = tuple[tuple[str, Any], tuple[int, ...], Any]
+"""Name, shape and dtype of an array."""
 
 
 class RolloutField(NamedTuple):
-    """What the arrays of a field have a value for, and its dtype, or what it consists of in rollouts of a kind."""
+    """First axes of the arrays of a field, and their dtype, or a function of a group and its slot that lists them."""
 
     axes: Axes
-    of: Any
+    of: str | np.dtype[Any] | Callable[[RolloutSpec, SlotSpec], Values]
 
 
 def sized_leaves(of: Sequence[Leaf]) -> Values:
@@ -166,38 +233,42 @@ def info_values(of: Iterable[Info]) -> Values:
     return [value for info in of for value in zip(info.names, (info.shape, ()), (info.dtype, "?"), strict=True)]
 
 
-def _gradients(spec: RolloutSpec) -> Values:
+def _gradients(spec: RolloutSpec, _: SlotSpec) -> Values:
     return [(0, (aligned(spec.gradient_bytes),), "|u1")] if spec.gradient_bytes else []
 
 
-def _where_agents_are(dtype: str) -> Callable[[RolloutSpec], Values]:
-    return lambda spec: [(0, (), dtype)] if spec.of_agents else []
+def _extras(spec: RolloutSpec, _: SlotSpec) -> Values:
+    return [(one.name, one.shape, one.dtype) for one in spec.extras]
 
 
-def _versions(spec: RolloutSpec) -> Values:
-    return [(0, (spec.num_policies,), "<i8")] if spec.num_policies else []
+def _if_named(dtype: str) -> Callable[[RolloutSpec, SlotSpec], Values]:
+    return lambda _, slot: [(0, (), dtype)] if slot.is_named else []
+
+
+def _versions(spec: RolloutSpec, slot: SlotSpec) -> Values:
+    return [(0, (len(slot.policies),), "<i8")] if slot.is_named and spec is slot.groups[0] else []
 
 
 ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "commits": RolloutField(Axes.WORKERS, COMMIT_DTYPE),
-    "observations": RolloutField(Axes.OBSERVATIONS, lambda spec: sized_leaves(spec.observations)),
-    "actions": RolloutField(Axes.STEPS, lambda spec: sized_leaves(spec.actions)),
+    "observations": RolloutField(Axes.OBSERVATIONS, lambda spec, _: sized_leaves(spec.observations)),
+    "actions": RolloutField(Axes.STEPS, lambda spec, _: sized_leaves(spec.actions)),
     "rewards": RolloutField(Axes.STEPS, "<f4"),
     "terminated": RolloutField(Axes.STEPS, "?"),
     "truncated": RolloutField(Axes.STEPS, "?"),
     "restarted": RolloutField(Axes.COLUMNS, "?"),
     "resetting": RolloutField(Axes.COLUMNS, "?"),
-    "extras": RolloutField(Axes.STEPS, lambda spec: [(one.name, one.shape, one.dtype) for one in spec.extras]),
-    "infos": RolloutField(Axes.STEPS, lambda spec: info_values(spec.infos)),
-    "seen": RolloutField(Axes.OBSERVATIONS, lambda spec: info_values(info for info in spec.infos if info.acted_on)),
-    "carry": RolloutField(Axes.COLUMNS, lambda spec: sized_leaves(spec.carry)),
+    "extras": RolloutField(Axes.STEPS, _extras),
+    "infos": RolloutField(Axes.STEPS, lambda spec, _: info_values(spec.infos)),
+    "seen": RolloutField(Axes.OBSERVATIONS, lambda spec, _: info_values(info for info in spec.infos if info.acted_on)),
+    "carry": RolloutField(Axes.COLUMNS, lambda spec, _: sized_leaves(spec.carry)),
     "gradients": RolloutField(Axes.WORKERS, _gradients),
     "ends": RolloutField(Axes.ENDS, END_DTYPE),
-    "finals": RolloutField(Axes.ENDS, lambda spec: sized_leaves(spec.observations)),
-    "policies": RolloutField(Axes.STEPS, _where_agents_are("<i4")),
-    "assigned": RolloutField(Axes.COLUMNS, _where_agents_are("<i4")),
-    "first_versions": RolloutField(Axes.COLUMNS, _where_agents_are("<i8")),
-    "numbers": RolloutField(Axes.ENDS, _where_agents_are("<i8")),
+    "finals": RolloutField(Axes.ENDS, lambda spec, _: sized_leaves(spec.observations)),
+    "policies": RolloutField(Axes.STEPS, _if_named("<i4")),
+    "assigned": RolloutField(Axes.COLUMNS, _if_named("<i4")),
+    "first_versions": RolloutField(Axes.COLUMNS, _if_named("<i8")),
+    "numbers": RolloutField(Axes.ENDS, _if_named("<i8")),
     "versions": RolloutField(Axes.WORKERS, _versions),
 }
 """Everything in a slot: ``infos`` as each step returned them, ``seen`` what of them came with each observation,
@@ -237,29 +308,32 @@ class SlotLayout:
     """All arrays of one slot.
 
     Args:
-        fields: in the order of their offsets.
-        reserved_bytes: the part that every rollout uses; behind it lie the final observations, of which only as
-            many pages are ever touched as there were episode ends at once.
-        total_bytes: the whole slot.
-        device_fields: those that lie in memory of a device.
-        device_bytes: what they take there.
+        groups: Fields of each group of rows.
+        reserved_bytes: Part that every rollout uses. The final observations follow it: their pages are touched only as
+            far as there have been episode ends in one rollout.
+        total_bytes: Bytes of the whole slot.
+        device_fields: Fields of the first group that are stored in memory of a device.
+        device_bytes: Bytes of the slot in that memory.
     """
 
-    fields: tuple[Field, ...]
+    groups: tuple[tuple[Field, ...], ...]
     reserved_bytes: int
     total_bytes: int
     device_fields: tuple[Field, ...] = ()
     device_bytes: int = 0
 
-    def arrays(self, buffer: Any) -> dict[tuple[str, Any], npt.NDArray[Any]]:
-        """Every field as an array over ``buffer``, which holds one slot."""
-        return {
-            field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset)  # type: ignore[call-overload,unused-ignore]
-            for field in self.fields
-        }
+    def arrays(self, buffer: Any) -> list[dict[tuple[str, Any], npt.NDArray[Any]]]:
+        """Return the fields of each group as arrays over ``buffer``, the memory of one slot."""
+        return [
+            {
+                field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset)  # type: ignore[call-overload,unused-ignore]
+                for field in group
+            }
+            for group in self.groups
+        ]
 
     def tensors(self, block: Any) -> dict[tuple[str, Any], Any]:
-        """Every field of a device as a tensor over ``block``, a tensor of the bytes that one slot has there."""
+        """Return the fields on a device as tensors over ``block``, a tensor of the bytes of one slot there."""
         return {field.name: _tensor(block, field) for field in self.device_fields}
 
 
@@ -343,33 +417,39 @@ def leaves_from_data(data: Sequence[Any]) -> tuple[Leaf, ...]:
     return tuple(Leaf(tuple(path), tuple(shape), dtype) for path, shape, dtype in data)
 
 
-def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayout:
-    """Lay out a slot of ``num_envs`` columns that ``num_workers`` workers fill.
+def slot_layout(spec: SlotSpec, num_envs: int, num_workers: int) -> SlotLayout:
+    """Lay out a slot of ``num_envs`` sub-environments that ``num_workers`` workers fill.
 
-    Every array begins on a cache line. Final observations and episode ends have room for an end at every step,
-    the columns of one worker after those of the one before.
+    Every array begins on a cache line. Final observations and episode ends have room for an end at every step, the rows
+    of one worker behind those of another.
     """
-    T, B = spec.rollout_length, num_envs
-    sizes = {
-        Axes.WORKERS: (num_workers,),
-        Axes.COLUMNS: (B,),
-        Axes.STEPS: (T, B),
-        Axes.OBSERVATIONS: (T + 1, B),
-        Axes.ENDS: (T * B,),
-    }
-    always: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = []
-    sparse: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = []
-    elsewhere: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = []
-    for name, field in ROLLOUT_FIELDS.items():
-        here = sparse if field.axes is Axes.ENDS else always
-        (elsewhere if spec.on_device and name in ON_DEVICE else here).extend(
+
+    def arrays_of(group: RolloutSpec, names: Iterable[str]) -> list[Array]:
+        T, rows = group.rollout_length, num_envs * len(group.agents)
+        sizes = {
+            Axes.WORKERS: (num_workers,),
+            Axes.COLUMNS: (rows,),
+            Axes.STEPS: (T, rows),
+            Axes.OBSERVATIONS: (T + 1, rows),
+            Axes.ENDS: (T * rows,),
+        }
+        return [
             ((name, key), (*sizes[field.axes], *shape), dtype)
-            for key, shape, dtype in (field.of(spec) if callable(field.of) else [(0, (), field.of)])
-        )
-    placed, reserved = place(always, 0)
-    more, total = place(sparse, reserved)
-    on_device, device_bytes = place(elsewhere, 0)
-    return SlotLayout((*placed, *more), reserved, aligned(total, 4096), tuple(on_device), device_bytes)
+            for name, field in ((name, ROLLOUT_FIELDS[name]) for name in names)
+            for key, shape, dtype in (field.of(group, spec) if callable(field.of) else [(0, (), field.of)])
+        ]
+
+    on_device = ON_DEVICE if spec.groups[0].on_device else ()
+    groups: list[list[Field]] = [[] for _ in spec.groups]
+    offset = reserved = 0
+    for is_sparse in (False, True):
+        names = [name for name, field in ROLLOUT_FIELDS.items() if (field.axes is Axes.ENDS) == is_sparse]
+        for group, fields in zip(spec.groups, groups, strict=True):
+            placed, offset = place(arrays_of(group, [name for name in names if name not in on_device]), offset)
+            fields += placed
+        reserved = reserved or offset
+    device_fields, device_bytes = place(arrays_of(spec.groups[0], on_device), 0)
+    return SlotLayout(tuple(map(tuple, groups)), reserved, aligned(offset, 4096), tuple(device_fields), device_bytes)
 
 
 @lru_cache(maxsize=1024)
@@ -402,7 +482,7 @@ def aligned(size: int, to: int = ALIGNMENT) -> int:
     return -(-size // to) * to
 
 
-def place(wanted: Sequence[tuple[tuple[str, Any], tuple[int, ...], Any]], offset: int) -> tuple[list[Field], int]:
+def place(wanted: Sequence[Array], offset: int) -> tuple[list[Field], int]:
     """Put arrays one behind the other, each on a cache line; also where the last one ends."""
     placed = []
     for name, shape, dtype in wanted:

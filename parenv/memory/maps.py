@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from parenv.memory.agent_layout import AgentsSpec
-from parenv.memory.layout import RolloutSpec
+from parenv.memory.layout import SlotSpec
 from parenv.memory.step_buffer import StepBufferSpec
 
 
@@ -27,7 +26,7 @@ class SlotMap:
     """
 
     memory: Any
-    spec: RolloutSpec | AgentsSpec
+    spec: SlotSpec
     offset: int
     slot_bytes: int
     together: bool

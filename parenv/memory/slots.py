@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parenv.memory.device_memory import DeviceMemory
+from parenv.memory.layout import SlotLayout
 
 
 @dataclass(eq=False)
@@ -76,11 +77,11 @@ class Slots:
         self._leases[slot] = weakref.ref(root, lambda _: returned.append(slot))
         return root
 
-    def arrays(self, layout: Any, slot: int, root: Any) -> dict[Any, Any]:
-        """All arrays of a slot, given its memory, which those on a device hold."""
-        arrays: dict[Any, Any] = layout.arrays(root)
+    def arrays(self, layout: SlotLayout, slot: int, root: Any) -> list[dict[tuple[str, Any], Any]]:
+        """Return the arrays of each group of a slot over its memory, which arrays on a device keep leased too."""
+        arrays = layout.arrays(root)
         if self.device is not None:
-            arrays |= layout.tensors(self.device.tensor(slot * self.device_stride, layout.device_bytes, root))
+            arrays[0] |= layout.tensors(self.device.tensor(slot * self.device_stride, layout.device_bytes, root))
         return arrays
 
     def _collect(self) -> None:

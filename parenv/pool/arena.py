@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
-from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
 from parenv.memory.device_memory import DeviceMemory, allocated
-from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
+from parenv.memory.layout import SlotLayout, SlotSpec, aligned
 from parenv.memory.maps import WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
@@ -20,7 +19,6 @@ from parenv.process.free_memory import check_fits, in_words
 
 MAX_WEIGHTS_BYTES = 1 << 30
 MIN_WEIGHTS_PLACES = 4
-AnyLayout = SlotLayout | AgentsLayout
 
 
 def weights_places(modules: Iterable[Any], versions: int) -> int:
@@ -66,7 +64,7 @@ class Arena:
             self.writers[name] = WeightsWriter(module, head, offset, places)
             self.maps[name] = WeightsMap(head, offset, nbytes, float32_parts(module))
 
-    def add_slots(self, layout: AnyLayout, count: int, spec: RolloutSpec | AgentsSpec, device: str | None) -> Slots:
+    def add_slots(self, layout: SlotLayout, count: int, spec: SlotSpec, device: str | None) -> Slots:
         """Reserve memory for rollout slots, and on a device for the parts that are stored there.
 
         Raises:
@@ -87,7 +85,7 @@ class Arena:
             self.memory.reserve(self.slots_offset + slot * layout.total_bytes, layout.reserved_bytes)
         self.mapping: mmap.mmap = self.memory.map()
         about = self.mapping, self.slots_offset, layout.total_bytes, count
-        if device is None or not isinstance(layout, SlotLayout):
+        if device is None or not layout.device_bytes:
             return Slots(*about)
         self.device_memory = allocated(device, count * layout.device_bytes)
         return Slots(*about, self.device_memory, layout.device_bytes)

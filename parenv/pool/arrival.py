@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 from parenv.experience.assembly import Arrays, Columns, assemble, assemble_agents
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
-from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
-from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotLayout
+from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotLayout, SlotSpec
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit
-
-Spec = RolloutSpec | AgentsSpec
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Block:
         env_ids: Sub-environments of all of them, int64 ``[B]``.
     """
 
-    layout: SlotLayout | AgentsLayout
+    layout: SlotLayout
     worker: int | None
     workers: range
     columns: tuple[Columns, ...]
@@ -74,15 +71,20 @@ ArrivalOf = Callable[[Block, Any, Sequence[Commit], int, int], Arrival]
 """``(block, arrays of its slot, commits of its workers in the order of their columns, version, lag) -> arrival``."""
 
 
-def arrivals(spec: Spec, versions: Versions) -> ArrivalOf:
+def arrivals(spec: SlotSpec, versions: Versions) -> ArrivalOf:
     """Return the function that makes an arrival from the arrays of a slot with this content."""
-    if isinstance(spec, AgentsSpec):
+    if spec.is_named:
         return partial(_arrival_by_policy, spec, versions)
-    return partial(_arrival, spec)
+    return partial(_arrival, spec.groups[0])
 
 
 def _arrival(
-    spec: RolloutSpec, block: Block, arrays: Arrays, commits: Sequence[Commit], policy_version: int, policy_lag: int
+    spec: RolloutSpec,
+    block: Block,
+    arrays: Sequence[Arrays],
+    commits: Sequence[Commit],
+    policy_version: int,
+    policy_lag: int,
 ) -> Arrival:
     columns = [
         mine._replace(objects=said.objects) if said.objects else mine
@@ -90,7 +92,7 @@ def _arrival(
     ]
     rollout = assemble(
         spec,
-        arrays,
+        arrays[0],
         columns,
         env_ids=block.env_ids,
         worker=block.worker,
@@ -106,11 +108,11 @@ def _arrival(
         episodes = [EpisodeStatistics.of(*ended) for _, _, ended in reports]
         rollout = replace(rollout, episodes=EpisodeStatistics.joined(episodes))
     samples, metrics, _ = zip(*reports, strict=True)
-    return _arrived(rollout, block, arrays, commits, samples, metrics)
+    return _arrived(rollout, block, arrays[0], commits, samples, metrics)
 
 
 def _arrival_by_policy(
-    spec: AgentsSpec,
+    spec: SlotSpec,
     versions: Versions,
     block: Block,
     arrays: Any,

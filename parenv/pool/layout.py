@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
 
@@ -12,14 +11,14 @@ import numpy as np
 from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.assembly import Columns
-from parenv.memory.agent_layout import AgentsLayout, AgentsSpec, agents_layout, agents_spec
+from parenv.memory.agent_layout import agents_spec
 from parenv.memory.device_memory import DeviceMemory
-from parenv.memory.layout import RolloutSpec, SlotLayout, extras_and_carry, infos_from_data, slot_layout
+from parenv.memory.layout import RolloutSpec, SlotSpec, extras_and_carry, infos_from_data, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.memory.slots import Slots
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.pool.arena import Arena
-from parenv.pool.arrival import Block, Spec
+from parenv.pool.arrival import Block
 from parenv.pool.pool_plan import Plan
 from parenv.pool.versions import Versions
 from parenv.protocol.data import pack
@@ -27,9 +26,6 @@ from parenv.protocol.messages import Layout, Ready
 from parenv.supervision.workers import Workers
 
 SYNC_LEASES = 3
-
-LayOut = Callable[[int, int], SlotLayout | AgentsLayout]
-"""``(sub-environments, workers) -> layout`` of a slot."""
 
 
 class Room(NamedTuple):
@@ -43,7 +39,7 @@ class Room(NamedTuple):
         layouts: Message to each worker about the slots.
     """
 
-    spec: Spec
+    spec: SlotSpec
     blocks: Sequence[Block]
     slots: Slots
     leases: int
@@ -70,8 +66,7 @@ def lay_out(
     """
     described = _checked_spaces(ready, plan)
     spec, together = _spec(plan, described, ready[0]), plan.mode == "sync"
-    layout_of: LayOut = partial(agents_layout, spec) if isinstance(spec, AgentsSpec) else partial(slot_layout, spec)
-    blocks = _blocks(layout_of, [workers.env_ids(worker) for worker in range(len(ready))], together)
+    blocks = _blocks(spec, [workers.env_ids(worker) for worker in range(len(ready))], together)
     largest = max((block.layout for block in blocks), key=lambda layout: layout.total_bytes)
     leases = SYNC_LEASES if together else len(ready) + 2
     num_slots = leases + (1 if together else len(ready) * plan.credits)
@@ -109,12 +104,12 @@ def lay_out(
     return plan.spaces or described, Room(spec, blocks, slots, leases, layouts)
 
 
-def _spec(plan: Plan, described: Spaces, ready: Ready) -> Spec:
+def _spec(plan: Plan, described: Spaces, ready: Ready) -> SlotSpec:
     job = plan.job
     if plan.is_named:
         observed, acted = cast(tuple[Any, Any], described)
         return agents_spec(job.rollout_length, observed, acted, list(plan.policies), ready.extras, job.gradient_bytes)
-    return RolloutSpec(
+    rows = RolloutSpec(
         job.rollout_length,
         leaves(described[0]),
         leaves(described[1]),
@@ -123,6 +118,7 @@ def _spec(plan: Plan, described: Spaces, ready: Ready) -> Spec:
         infos=infos_from_data(ready.infos),
         on_device=job.options.rollout_device is not None,
     )
+    return SlotSpec((rows,))
 
 
 def _on_device(memory: DeviceMemory | None, slot_bytes: int) -> dict[str, Any]:
@@ -151,17 +147,17 @@ def _checked_spaces(ready: Sequence[Ready], plan: Plan) -> Spaces:
     return mine
 
 
-def _blocks(lay_out: LayOut, env_ids_of: Sequence[range], together: bool) -> list[Block]:
+def _blocks(spec: SlotSpec, env_ids_of: Sequence[range], together: bool) -> list[Block]:
     """Return the block that each worker fills, given the sub-environments of each."""
     if together:
-        return [_block(lay_out, range(len(env_ids_of)), env_ids_of, None)] * len(env_ids_of)
-    return [_block(lay_out, range(w, w + 1), [env_ids], w) for w, env_ids in enumerate(env_ids_of)]
+        return [_block(spec, range(len(env_ids_of)), env_ids_of, None)] * len(env_ids_of)
+    return [_block(spec, range(w, w + 1), [env_ids], w) for w, env_ids in enumerate(env_ids_of)]
 
 
-def _block(lay_out: LayOut, workers: range, env_ids_of: Sequence[range], worker: int | None) -> Block:
+def _block(spec: SlotSpec, workers: range, env_ids_of: Sequence[range], worker: int | None) -> Block:
     begins = list(accumulate(map(len, env_ids_of), initial=0))
     return Block(
-        layout=lay_out(begins[-1], len(workers)),
+        layout=slot_layout(spec, begins[-1], len(workers)),
         worker=worker,
         workers=workers,
         columns=tuple(Columns(i, first, stop) for i, (first, stop) in enumerate(pairwise(begins))),

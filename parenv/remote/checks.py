@@ -13,8 +13,8 @@ from typing import Any
 from gymnasium import spaces
 
 from parenv.errors import ProtocolError
-from parenv.memory.agent_layout import AgentsSpec, agent_groups
-from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec, extras_and_carry, infos_from_data
+from parenv.memory.agent_layout import agent_groups
+from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, SlotSpec, extras_and_carry, infos_from_data
 from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.data import Buffer
 from parenv.protocol.forms import Form, arrays, between, columns, fit, number, refuse, sized
@@ -128,7 +128,7 @@ def _check_agents(ready: Ready, observed: Any, acted: Any, policies: Sequence[st
     return [*observed.spaces.values(), *acted.spaces.values()]
 
 
-def check_commit(commit: Commit, spec: RolloutSpec | AgentsSpec, share: int, num_ends: int) -> None:
+def check_commit(commit: Commit, spec: SlotSpec, share: int, num_ends: int) -> None:
     """Check the part of a rollout that is not in its slot.
 
     Args:
@@ -145,26 +145,27 @@ def check_commit(commit: Commit, spec: RolloutSpec | AgentsSpec, share: int, num
     fit(_report(spec, share), commit.report, "Commit.report")
 
 
-def _objects(spec: RolloutSpec | AgentsSpec, share: int, num_ends: int) -> Form:
-    if isinstance(spec, AgentsSpec):
+def _objects(spec: SlotSpec, share: int, num_ends: int) -> Form:
+    if spec.is_named:
         return {}
 
     def rows(count: int) -> Form:
         return sized([sized(list, share, share)], count, count)
 
-    fixed, ends = spec.rollout_length, sized(list, num_ends, num_ends)
+    (group,) = spec.groups
+    fixed, ends = group.rollout_length, sized(list, num_ends, num_ends)
     parts = (
-        ("observations", spec.observations, rows(fixed + 1)),
-        ("actions", spec.actions, rows(fixed)),
-        ("finals", spec.observations, ends),
+        ("observations", group.observations, rows(fixed + 1)),
+        ("actions", group.actions, rows(fixed)),
+        ("finals", group.observations, ends),
     )
     return {(name, i): form for name, of, form in parts for i, leaf in enumerate(of) if leaf.dtype is None}
 
 
-def _report(spec: RolloutSpec | AgentsSpec, share: int) -> Form:
-    if isinstance(spec, AgentsSpec):  # Env steps, version, indices of policies in use.
-        return (between(0, spec.groups[0].spec.rollout_length * share), COUNT, [int], METRICS)
-    if not spec.gradient_bytes:
+def _report(spec: SlotSpec, share: int) -> Form:
+    if spec.is_named:  # Env steps, version, indices of policies in use.
+        return (between(0, spec.groups[0].rollout_length * share), COUNT, [int], METRICS)
+    if not spec.groups[0].gradient_bytes:
         return NoneType
     # The number of samples is the weight of this gradient in the mean over all workers.
     if spec.rollout_length == WHOLE_EPISODES:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ProtocolError
-from parenv.memory.agent_layout import NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
-from parenv.memory.layout import ROLLOUT_FIELDS, Axes, RolloutSpec, SlotLayout, part_of_slot, slot_layout
+from parenv.memory.agent_layout import NOBODY
+from parenv.memory.layout import ROLLOUT_FIELDS, Axes, Field, SlotLayout, part_of_slot, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.protocol.messages import Commit, Credit, Layout
 from parenv.remote.checks import check_commit
@@ -48,18 +48,18 @@ class RolloutTransfer:
     def __init__(self, slots: SlotMap, worker: int) -> None:
         self._slots, self._worker = slots, worker
         spec, self._num_envs = slots.spec, slots.shares[worker]
-        self._groups = spec.groups if isinstance(spec, AgentsSpec) else (RowGroup(("",), spec),)
-        self._lengths = [group.spec.rollout_length for group in self._groups]
+        self._groups = spec.groups
+        self._lengths = [group.rollout_length for group in self._groups]
         self._rows = [self._num_envs * len(group.agents) for group in self._groups]
-        self.layout = _layout(spec, self._num_envs, 1)
-        self.ends = [_ends(layout) for layout in self.layout.layouts]
-        self._slot_bytes = _layout(spec, max(slots.shares), 1).total_bytes
+        self.layout = slot_layout(spec, self._num_envs, 1)
+        self.ends = [_ends(fields, self.layout.reserved_bytes) for fields in self.layout.groups]
+        self._slot_bytes = slot_layout(spec, max(slots.shares), 1).total_bytes
         self._position, self._first = (worker, sum(slots.shares[:worker])) if slots.together else (0, 0)
         self._beside: tuple[Any, Any] | None = None
         self._laid_out: dict[int, tuple[Any, Any]] = {}
-        self._whole: AgentsLayout | None = None
+        self._whole: SlotLayout | None = None
         if slots.together and len(slots.shares) > 1:
-            self._whole = _layout(spec, sum(slots.shares), len(slots.shares))
+            self._whole = slot_layout(spec, sum(slots.shares), len(slots.shares))
             beside = np.zeros(self.layout.total_bytes, np.uint8)
             self._beside = beside, self.layout.arrays(beside)
         self._expected: dict[int, _Delivery] = {}
@@ -142,7 +142,8 @@ class RolloutTransfer:
         for (name, _), values in arrays.items():
             if values.dtype == bool and (values[: _used(name, count)].view(np.uint8) > 1).any():
                 raise ProtocolError(f"truth values are 0 or 1, and not all in {name} are")
-        if index and isinstance(spec := self._slots.spec, AgentsSpec):  # Rows of sub-environments have no policy.
+        if index:  # Rows of sub-environments have no policy.
+            spec = self._slots.spec
             known = [i for i, of in self._slots.policies().items() if spec.found[of].group == index]
             if not all(np.isin(arrays[name, 0], [NOBODY, *known]).all() for name in ("policies", "assigned")):
                 raise ProtocolError("a policy acts that is none of these agents'")
@@ -151,7 +152,7 @@ class RolloutTransfer:
         """Return the bytes that chunks are written to, and the arrays over them."""
         return self._slot(slot, self.layout) if self._beside is None else self._beside
 
-    def _slot(self, slot: int, layout: AgentsLayout) -> tuple[Any, Any]:
+    def _slot(self, slot: int, layout: SlotLayout) -> tuple[Any, Any]:
         """Return the bytes and the arrays of a slot of the pool."""
         if slot not in self._laid_out:
             begin = self._slots.offset + slot * self._slots.slot_bytes
@@ -168,17 +169,9 @@ class RolloutTransfer:
         whole["ends", 0][part["ends"]]["column"][:count] += first
 
 
-def _layout(spec: RolloutSpec | AgentsSpec, num_envs: int, num_workers: int) -> AgentsLayout:
-    """Return the layout of a slot with one group of rows or more."""
-    if isinstance(spec, AgentsSpec):
-        return agents_layout(spec, num_envs, num_workers)
-    alone = slot_layout(spec, num_envs, num_workers)
-    return AgentsLayout((alone,), alone.reserved_bytes, alone.total_bytes)
-
-
-def _ends(layout: SlotLayout) -> list[Any]:
-    commits = next(field for field in layout.fields if field.name == ("commits", 0))
-    per_end = [[field.offset, field.row_bytes] for field in layout.fields if field.offset >= layout.reserved_bytes]
+def _ends(fields: Sequence[Field], reserved_bytes: int) -> list[Any]:
+    commits = next(field for field in fields if field.name == ("commits", 0))
+    per_end = [[field.offset, field.row_bytes] for field in fields if field.offset >= reserved_bytes]
     return [commits.offset + np.dtype(commits.dtype).fields["num_ends"][1], per_end]  # type: ignore[index]
 
 

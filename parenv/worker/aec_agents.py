@@ -261,7 +261,7 @@ class AECAgentsCollector(AgentsCollector):
             self.assignments.begin_counting()
         if not self._is_writing:
             group.write(group.observed, agent_row.row, observation)
-            write_seen(self.assignments.spec.groups[agent_row.group].spec.infos, group.seen, agent_row.row, info)
+            write_seen(self.assignments.spec.groups[agent_row.group].infos, group.seen, agent_row.row, info)
             return
         mine, count = self._writer.groups[agent_row.group], pending.counts[agent_row.row]
         group.write(mine.observations[count], agent_row.row, observation)

@@ -42,7 +42,7 @@ class AgentAssignments:
         self.env_ids = list(env_ids)
         self._job, self.policies, self._generation = job, policies, generation
         num_envs = len(self.env_ids)
-        self.groups = [GroupRows(g.spec, num_envs * len(g.agents), policies.fit, generation > 0) for g in spec.groups]
+        self.groups = [GroupRows(g, num_envs * len(g.agents), policies.fit, generation > 0) for g in spec.groups]
         self.groups[0].who[:] = 0  # A sub-environment is always there.
         self.agent_rows = [
             {

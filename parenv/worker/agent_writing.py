@@ -11,28 +11,23 @@ import numpy as np
 from parenv.envs.targets import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Columns
-from parenv.memory.agent_layout import NOBODY, AgentsSpec, agents_layout
-from parenv.memory.layout import RolloutSpec
+from parenv.memory.agent_layout import NOBODY
+from parenv.memory.layout import SlotSpec
 from parenv.memory.trees import as_array
 from parenv.worker.writing import RolloutWriter
 
 
 class GroupWriter(RolloutWriter):
-    """One worker's rows of one group.
-
-    Args:
-        spec: what lies there.
-        arrays: those of the group in the slot.
-        columns: the rows of this worker.
+    """One worker's rows of one group in a slot of named policies.
 
     Attributes:
-        policies: who acts in each row, ``[T, R]``.
-        first_versions: ``[R]``.
-        blocks: by name, all arrays of the rows, one per leaf, extra or info.
+        policies: Index of the policy that acts in each row, ``[T, R]``.
+        first_versions: Version that acted first in each row, ``[R]``.
+        blocks: Arrays of the rows, one per leaf, extra or info, by field.
     """
 
-    def __init__(self, spec: RolloutSpec, arrays: Arrays, columns: Columns) -> None:
-        super().__init__(spec, arrays, columns)
+    def __init__(self, spec: SlotSpec, arrays: Sequence[Arrays], columns: Columns, group: int = 0) -> None:
+        super().__init__(spec, arrays, columns, group)
         self.policies = self.own["policies", 0]
         self.first_versions = self.own["first_versions", 0]
         self.blocks: dict[str, list[Any]] = {
@@ -144,12 +139,8 @@ class AgentWriter:
         versions: of each policy, int64 ``[P]``.
     """
 
-    def __init__(self, spec: AgentsSpec, arrays: Sequence[Arrays], columns: Columns) -> None:
-        self.groups = [
-            GroupWriter(group.spec, mine, Columns(columns.position, columns.first * width, columns.stop * width))
-            for group, mine in zip(spec.groups, arrays, strict=True)
-            for width in [len(group.agents)]
-        ]
+    def __init__(self, spec: SlotSpec, arrays: Sequence[Arrays], columns: Columns) -> None:
+        self.groups = [GroupWriter(spec, arrays, columns, index) for index in range(len(spec.groups))]
         self.versions = arrays[0]["versions", 0][columns.position]
 
     @cached_property
@@ -159,9 +150,3 @@ class AgentWriter:
         observed = [[mine.observations[t + 1] if mine.observations else () for mine in self.groups] for t in range(T)]
         seen = [[mine.infos.after(t) for mine in self.groups] for t in range(T)]
         return [(rows, seen[t], [mine.rewards[t] for mine in self.groups]) for t, rows in enumerate(observed)]
-
-
-def private_agent_writer(spec: AgentsSpec, num_envs: int) -> AgentWriter:
-    """A writer over memory of its own, for rollouts that nobody else reads."""
-    layout = agents_layout(spec, num_envs, 1)
-    return AgentWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Columns(0, 0, num_envs))

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from parenv.experience.assembly import episodes_of
-from parenv.memory.agent_layout import RowGroup
-from parenv.worker.agent_writing import private_agent_writer
+from parenv.memory.layout import RolloutSpec
+from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collector import AgentsCollector
 from parenv.worker.single_agent_collector import SingleAgentCollector, private_writer
+from parenv.worker.writing import writer_in_own_memory
 
 MAX_STEPS = 16
 """Maximum number of env steps between two checks of which sub-environments have finished."""
@@ -125,13 +126,12 @@ class AgentsEpisodeRunner(EpisodeRunner):
         """Set the rollout length."""
         factor = steps / self._spec.rollout_length
 
-        def shortened(group: RowGroup) -> RowGroup:
-            length = round(group.spec.rollout_length * factor)
-            return replace(group, spec=replace(group.spec, rollout_length=length, gradient_bytes=0))
+        def shortened(group: RolloutSpec) -> RolloutSpec:
+            return replace(group, rollout_length=round(group.rollout_length * factor), gradient_bytes=0)
 
         assignments = self._collector.assignments
         assignments.spec = replace(self._spec, groups=tuple(map(shortened, self._spec.groups)))
-        self._writer = private_agent_writer(assignments.spec, len(self._collector.envs))
+        self._writer = writer_in_own_memory(AgentWriter, assignments.spec, len(self._collector.envs))
 
     def _collect(self, steps: int) -> None:
         collector, env_ids = self._collector, self._collector.assignments.env_ids

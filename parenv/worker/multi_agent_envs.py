@@ -13,7 +13,7 @@ from parenv.envs.agents import acts_in_turns, check_has_agents, spaces_of, with_
 from parenv.envs.fitting import Fit
 from parenv.envs.make import make_envs
 from parenv.envs.seeding import RandomState, environment_seed
-from parenv.memory.agent_layout import agents_layout, agents_spec
+from parenv.memory.agent_layout import agents_spec
 from parenv.memory.spaces import describe
 from parenv.protocol.messages import Layout, Ready
 from parenv.worker.aec_agents import AECAgentsCollector
@@ -68,7 +68,7 @@ class MultiAgentEnvs:
         """Build the task from the layout of the slots and the shared memory."""
         context, job, names = self._context, self._context.job, list(self._context.job.policy)
         spec = agents_spec(job.rollout_length, *self._spaces, names, layout.extras, job.gradient_bytes, job.infos)
-        writers = SlotWriters(AgentWriter, agents_layout, spec, layout, len(self._envs), mapping)
+        writers = SlotWriters(AgentWriter, spec, layout, len(self._envs), mapping)
 
         def make_policies(job: AgentsJob) -> PolicySet:
             return PolicySet(job, context.load_job, spec, mapping, self._fit)

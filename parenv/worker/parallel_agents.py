@@ -35,7 +35,7 @@ class ParallelAgentsCollector(AgentsCollector):
         """Rows of the active agents, as plain tuples, which are faster to unpack."""
         self._agents: list[list[str]] = [[] for _ in self.envs]
         self._has_state = bool(self.assignments.groups[0].observed)
-        self._infos = [group.spec.infos for group in self.assignments.spec.groups]
+        self._infos = [group.infos for group in self.assignments.spec.groups]
         self._changed = False
         self._not_taken = 0
 

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from parenv.envs.fitting import Fit
-from parenv.memory.agent_layout import AgentsSpec
+from parenv.memory.layout import SlotSpec
 from parenv.policy.assignment import PolicyTable
 from parenv.policy.snapshots import SharedWeights, WeightsReader
 from parenv.worker.actor import Actor
@@ -35,7 +35,7 @@ class PolicySet:
         settings: Published settings of each policy.
     """
 
-    def __init__(self, job: AgentsJob, load_job: Callable[[], Any], spec: AgentsSpec, mapping: Any, fit: Fit) -> None:
+    def __init__(self, job: AgentsJob, load_job: Callable[[], Any], spec: SlotSpec, mapping: Any, fit: Fit) -> None:
         self._job, self._load_job, self.spec, self._mapping, self.fit = job, load_job, spec, mapping, fit
         self.table: PolicyTable = {}
         self.settings: Mapping[str, Mapping[str, Any]] = {}
@@ -72,7 +72,7 @@ class PolicySet:
             yield
 
     def _actor(self, of: str, policy: Any, weights: Callable[..., Any]) -> Actor:
-        spec = self.spec.groups[self.spec.found[of].group].spec
+        spec = self.spec.groups[self.spec.found[of].group]
         offset, device = self._job.weights_offsets[of], self._job.device
         read = partial(weights, memory=self._mapping, offset=offset, device=device)
         return Actor(policy, spec.observations, spec.actions, device, read, self.fit)

@@ -16,9 +16,9 @@ from parenv.envs.make import Stepper
 from parenv.envs.seeding import random_state, set_random_state
 from parenv.envs.values import Rows
 from parenv.errors import ObservationError, PolicyOutputError
-from parenv.experience.assembly import Columns, assemble
+from parenv.experience.assembly import assemble
 from parenv.experience.rollout import Rollout
-from parenv.memory.layout import RolloutSpec, slot_layout
+from parenv.memory.layout import RolloutSpec, SlotSpec
 from parenv.memory.spaces import Leaf
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.trees import array_or_list, as_array, assign, copy_as, copy_of, deep_copy, map_trees
@@ -27,7 +27,7 @@ from parenv.worker.actor import NO_INFOS, Actor
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.single import ACT, fill_rows, single_env
 from parenv.worker.single import StopCollectingError as StopCollectingError
-from parenv.worker.writing import ALL, OpenEpisodes, RolloutWriter
+from parenv.worker.writing import ALL, OpenEpisodes, RolloutWriter, writer_in_own_memory
 
 StepEnvs = Callable[[Rows, Rows, int, RolloutWriter], None]
 """``(actions, rows to write to, step, writer) -> None``."""
@@ -314,6 +314,4 @@ def empty_rows(observations: Sequence[Leaf], batch: int) -> list[Any]:
 
 def private_writer(spec: RolloutSpec, batch: int) -> RolloutWriter:
     """Return a writer over private memory, for rollouts that are not delivered."""
-    spec = replace(spec, gradient_bytes=0, on_device=False)
-    layout = slot_layout(spec, batch, 1)
-    return RolloutWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Columns(0, 0, batch))
+    return writer_in_own_memory(RolloutWriter, SlotSpec((replace(spec, gradient_bytes=0, on_device=False),)), batch)

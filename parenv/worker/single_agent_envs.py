@@ -18,11 +18,11 @@ from parenv.errors import ConfigurationError
 from parenv.memory.layout import (
     WHOLE_EPISODES,
     RolloutSpec,
+    SlotSpec,
     extras_and_carry,
     infos_as_data,
     infos_from_data,
     leaves_as_data,
-    slot_layout,
 )
 from parenv.memory.spaces import describe, leaves
 from parenv.policy.policy import as_policy, infos_needed
@@ -107,7 +107,7 @@ class SingleAgentEnvs:
         infos = infos_from_data(layout.infos, job.infos)
         spec = replace(self._spec, extras=extras, carry=carry, infos=infos, gradient_bytes=job.gradient_bytes)
         spec = replace(spec, on_device=bool(layout.device))
-        writers = SlotWriters(RolloutWriter, slot_layout, spec, layout, stepper.num_envs, mapping)
+        writers = SlotWriters(RolloutWriter, SlotSpec((spec,)), layout, stepper.num_envs, mapping)
         read = partial(WeightsReader, memory=mapping, offset=job.weights_offset, device=job.device)
 
         def make_actor(job: Job) -> Actor:

@@ -12,24 +12,29 @@ from parenv.envs.targets import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Columns
 from parenv.memory.device_memory import opened
-from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot
+from parenv.memory.layout import PLAIN, SlotSpec, part_of_slot, slot_layout
 from parenv.memory.spaces import flatten
 from parenv.memory.trees import array_or_list, as_array, assign
 from parenv.protocol.messages import Layout
 
 ALL = slice(None)
 Writer = TypeVar("Writer")
+MakeWriter = Callable[[SlotSpec, Sequence[Arrays], Columns], Writer]
+"""``(spec, arrays of each group, columns of a worker) -> writer``."""
 
 
 class RolloutWriter:
-    """One worker's columns of one slot; a target for steppers.
+    """One worker's rows of one group in one slot. Steppers write to it.
 
     Args:
-        spec: what the slot holds.
-        arrays: its arrays.
-        columns: this worker's.
+        spec: Content of the slot.
+        arrays: Arrays of each group.
+        columns: Sub-environments of this worker.
+        group: Index of the group.
 
     Attributes:
+        arrays: Arrays of the group.
+        columns: Rows of this worker.
         own: this worker's part of all that lies there, by field; ``"observations", 0`` are all those of a space that is
             a single array, ``[T + 1, B, ...]``, and ``"actions", 0`` likewise ``[T, B, ...]``.
         plain: this worker's part of the fields that are in a rollout just as they lie here, by name.
@@ -38,17 +43,18 @@ class RolloutWriter:
         infos: rows of the infos that were named.
     """
 
-    def __init__(self, spec: RolloutSpec, arrays: Arrays, columns: Columns) -> None:
-        part = part_of_slot(spec.rollout_length, columns.position, columns.first, columns.stop)
-        self._spec, self.own = spec, {name: array[part[name[0]]] for name, array in arrays.items()}
-        self.arrays = arrays
+    def __init__(self, spec: SlotSpec, arrays: Sequence[Arrays], columns: Columns, group: int = 0) -> None:
+        self._spec, self.arrays = spec.groups[group], arrays[group]
+        width = len(self._spec.agents)
+        self.columns = Columns(columns.position, columns.first * width, columns.stop * width)
+        part = part_of_slot(self._spec.rollout_length, *self.columns[:3])
+        self.own = {name: array[part[name[0]]] for name, array in self.arrays.items()}
         self.plain = {name: self.own[name, 0] for name in PLAIN}
         self.rewards = self.plain["rewards"]
-        self._extras = {extra.name: self.own["extras", extra.name] for extra in spec.extras}
-        self._carry = [self.own["carry", i] for i in range(len(spec.carry))]
-        self.gradient = self.own["gradients", 0][0] if spec.gradient_bytes else None
-        self.infos = InfoRows(spec.infos, self.own)
-        self.columns = columns
+        self._extras = {extra.name: self.own["extras", extra.name] for extra in self._spec.extras}
+        self._carry = [self.own["carry", i] for i in range(len(self._spec.carry))]
+        self.gradient = self.own["gradients", 0][0] if self._spec.gradient_bytes else None
+        self.infos = InfoRows(self._spec.infos, self.own)
         self.ends: list[End] = []
         self._added_ends = 0
         self.finals: list[Any] = []
@@ -152,25 +158,23 @@ class RolloutWriter:
 
 
 class SlotWriters(dict[int, Writer]):
-    """One worker's writer of each slot, made when it is first written to.
+    """One worker's writer of each slot, made when the slot is first written to.
 
     Args:
-        make: ``(spec, arrays of a slot, this worker's columns) -> writer``.
-        lay_out: ``(spec, sub-environments, workers) -> layout of a slot``.
-        spec: what a slot holds.
-        layout: where slots lie.
-        num_envs: sub-environments of this worker.
-        mapping: the shared memory, all of it.
+        make: Class of the writers.
+        spec: Content of a slot.
+        layout: Places of the slots.
+        num_envs: Number of sub-environments of this worker.
+        mapping: All of the shared memory.
 
     Attributes:
-        device: where the other part of each slot lies, or ``None``.
+        device: Memory of a device with the other part of each slot, or ``None``.
     """
 
     def __init__(
         self,
-        make: Callable[[Any, Any, Columns], Writer],
-        lay_out: Callable[[Any, int, int], Any],
-        spec: Any,
+        make: MakeWriter[Writer],
+        spec: SlotSpec,
         layout: Layout,
         num_envs: int,
         mapping: Any,
@@ -178,7 +182,7 @@ class SlotWriters(dict[int, Writer]):
         super().__init__()
         self._make, self._spec, self._layout, self._memory = make, spec, layout, memoryview(mapping)
         self._columns = Columns(layout.position, layout.first_column, layout.first_column + num_envs)
-        self._slots = lay_out(spec, layout.slot_envs, layout.slot_workers)
+        self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
         self.device = opened(layout.device, layout.device_memory) if layout.device else None
 
     def __missing__(self, slot: int) -> Writer:
@@ -186,9 +190,15 @@ class SlotWriters(dict[int, Writer]):
         arrays = self._slots.arrays(self._memory[offset : offset + self._layout.slot_bytes])
         if self.device is not None:
             block = self.device.tensor(slot * self._layout.device_slot_bytes, self._slots.device_bytes)
-            arrays |= self._slots.tensors(block)
+            arrays[0] |= self._slots.tensors(block)
         writer = self[slot] = self._make(self._spec, arrays, self._columns)
         return writer
+
+
+def writer_in_own_memory(make: MakeWriter[Writer], spec: SlotSpec, batch: int) -> Writer:
+    """Make a writer over memory of its own, for rollouts of ``batch`` sub-environments that no other process reads."""
+    layout = slot_layout(spec, batch, 1)
+    return make(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Columns(0, 0, batch))
 
 
 class OpenEpisodes:

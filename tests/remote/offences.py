@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from parenv import RemotePlacement
-from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, leaves_as_data, slot_layout
+from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, SlotSpec, leaves_as_data, slot_layout
 from parenv.memory.maps import BoardMap, SlotMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.spaces import describe, leaves
@@ -110,9 +110,9 @@ class Run:
         self.placement.start(launch, [Sender(0, 0), WORKER])
 
     def _lay_out_slots(self) -> None:
-        self.layout = slot_layout(RolloutSpec(T, leaves(OBSERVED), leaves(ACTED)), 1, 1)
+        spec = SlotSpec((RolloutSpec(T, leaves(OBSERVED), leaves(ACTED)),))
+        self.layout = slot_layout(spec, 1, 1)
         self.memory.grow(self.head_bytes + 4 * self.layout.total_bytes)
-        spec = RolloutSpec(T, leaves(OBSERVED), leaves(ACTED))
         self.slots = SlotMap(
             self.memory.map(), spec, self.head_bytes, self.layout.total_bytes, False, (1, 1), credits=2
         )
@@ -248,9 +248,9 @@ UNREADABLE = {
 
 def whole_rollout(sequence: int) -> Chunks:
     """All of a rollout without episode ends, as an honest host sends it."""
-    layout = slot_layout(RolloutSpec(T, leaves(OBSERVED), leaves(ACTED)), 1, 1)
+    layout = slot_layout(SlotSpec((RolloutSpec(T, leaves(OBSERVED), leaves(ACTED)),)), 1, 1)
     slot = np.zeros(layout.reserved_bytes, np.uint8)
-    (commits,) = (field for field in layout.fields if field.name == ("commits", 0))
+    (commits,) = (field for field in layout.groups[0] if field.name == ("commits", 0))
     np.ndarray(1, COMMIT_DTYPE, slot, commits.offset)["sequence"] = sequence
     return Chunks(sequence, [[0, memoryview(slot)]])
 

@@ -11,8 +11,8 @@ import pytest
 from gymnasium import spaces
 
 from parenv.errors import ConfigurationError, ProtocolError
-from parenv.memory.agent_layout import NOBODY, AgentsSpec, agents_layout, agents_spec
-from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
+from parenv.memory.agent_layout import NOBODY, agents_spec
+from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotSpec, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.memory.spaces import describe, leaves
 from parenv.protocol.forms import harmless
@@ -36,7 +36,7 @@ STEPS = StepReady(
     {},
 )
 ROLLOUTS = Ready([describe(BOX), describe(DISCRETE)], 2, [["value", [], "<f4", False]], [[["h"], [8], "<f8"]])
-SPEC = RolloutSpec(2, leaves(TEXT), leaves(TEXT))
+SPEC = SlotSpec((RolloutSpec(2, leaves(TEXT), leaves(TEXT)),))
 FAILURE = Failure(0, 0, 0, "step", ["builtins", "ValueError"], "no", "", {"code": 3})
 COMMIT = Commit(
     0,
@@ -44,8 +44,8 @@ COMMIT = Commit(
     None,
     [[1, "step", "ValueError: no"]],
 )
-GRADIENT = RolloutSpec(2, leaves(BOX), leaves(DISCRETE), gradient_bytes=64)
-EPISODES = replace(GRADIENT, rollout_length=WHOLE_EPISODES)
+GRADIENT = SlotSpec((RolloutSpec(2, leaves(BOX), leaves(DISCRETE), gradient_bytes=64),))
+EPISODES = SlotSpec((replace(GRADIENT.groups[0], rollout_length=WHOLE_EPISODES),))
 REPORT = Commit(0, {}, [4, {"loss": 0.5}, None], [])
 COLUMNS = [[1.0, 2.0], [10, 20], [0.1, 0.2], [0, 1]]
 
@@ -93,7 +93,7 @@ def ready(message: Any, steps: bool = False, policies: Sequence[str] = (), first
     check_ready(said(message), steps, policies, first)
 
 
-def commit(message: Any, spec: RolloutSpec | AgentsSpec, num_ends: int = 0) -> None:
+def commit(message: Any, spec: SlotSpec, num_ends: int = 0) -> None:
     check_commit(said(message), spec, 2, num_ends)
 
 
@@ -296,9 +296,9 @@ def test_objects_of_a_rollout_have_its_shape(objects: dict[Any, Any]) -> None:
         (EPISODES, [4, {}, [["a", "b"], *COLUMNS[1:]]]),
         (EPISODES, [4, {}, [*COLUMNS[:3], [0.5, 0.5]]]),
     ],
-    ids=lambda value: "" if isinstance(value, RolloutSpec) else str(value)[:60],
+    ids=lambda value: "" if isinstance(value, SlotSpec) else str(value)[:60],
 )
-def test_a_report_is_of_a_gradient_and_of_numbers(spec: RolloutSpec, report: Any) -> None:
+def test_a_report_is_of_a_gradient_and_of_numbers(spec: SlotSpec, report: Any) -> None:
     objects = COMMIT.objects if spec is SPEC else {}
     with pytest.raises(ProtocolError):
         commit(replace(COMMIT, objects=objects, report=report), spec, 1)
@@ -367,7 +367,7 @@ def test_an_evaluation_by_name_has_its_columns(value: Any) -> None:
 
 @pytest.mark.parametrize(("field", "group", "policy"), [("policies", 1, 1), ("assigned", 2, 0), ("policies", 2, 7)])
 def test_who_acts_is_a_policy_of_these_agents(field: str, group: int, policy: int) -> None:
-    layout = agents_layout(AGENTS_SPEC, 2, 1)
+    layout = slot_layout(AGENTS_SPEC, 2, 1)
     slots = SlotMap(bytearray(layout.total_bytes), AGENTS_SPEC, 0, layout.total_bytes, False, (2,), 1, lambda: names)
     names = {0: "clever", 1: "shy", 2: "shy"}
     transfer = RolloutTransfer(slots, 0)

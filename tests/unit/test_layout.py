@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.extra.numpy as hnp
@@ -10,7 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from parenv.memory.layout import ALIGNMENT, Extra, Field, RolloutSpec, SlotLayout, aligned, slot_layout
+from parenv.memory.layout import ALIGNMENT, Extra, Field, RolloutSpec, SlotLayout, SlotSpec, aligned, slot_layout
 from parenv.memory.spaces import Leaf
 
 SETTINGS = settings(max_examples=60)
@@ -31,7 +32,16 @@ def extra_tuples(draw: Callable[[Any], Any]) -> tuple[Extra, ...]:
     )
 
 
-SPECS = st.builds(RolloutSpec, st.integers(1, 9), leaf_tuples(), leaf_tuples(), extra_tuples())
+GROUPS = st.builds(RolloutSpec, st.integers(1, 9), leaf_tuples(), leaf_tuples(), extra_tuples())
+
+
+def slot_spec(rows: RolloutSpec, agents: list[tuple[str, ...]]) -> SlotSpec:
+    """For one policy, or for two named ones and groups of agents."""
+    groups = (rows, *(replace(rows, agents=names) for names in agents))
+    return SlotSpec(groups, ("chaser", "runner")) if agents else SlotSpec(groups)
+
+
+SPECS = st.builds(slot_spec, GROUPS, st.sampled_from([[], [("a",)], [("a",), ("b", "c")]]))
 WIDTHS = st.tuples(st.integers(1, 5), st.integers(1, 3)).map(lambda pair: (pair[0] * pair[1], pair[1]))
 
 
@@ -39,49 +49,49 @@ def extent(field: Field) -> tuple[int, int]:
     return field.offset, field.offset + np.dtype(field.dtype).itemsize * int(np.prod(field.shape, dtype=int))
 
 
-def named(layout: SlotLayout) -> dict[tuple[str, Any], Field]:
-    return {field.name: field for field in layout.fields}
+def fields_of(layout: SlotLayout) -> list[Field]:
+    return sorted((field for group in layout.groups for field in group), key=lambda field: field.offset)
 
 
 @given(SPECS, WIDTHS)
 @SETTINGS
-def test_fields_are_aligned_and_inside_the_slot_and_do_not_overlap(spec: RolloutSpec, width: tuple[int, int]) -> None:
+def test_fields_are_aligned_and_inside_the_slot_and_do_not_overlap(spec: SlotSpec, width: tuple[int, int]) -> None:
     layout = slot_layout(spec, *width)
     end = 0
-    for field in layout.fields:
+    for field in fields_of(layout):
         begin, following = extent(field)
         assert begin % ALIGNMENT == 0
         assert begin >= end
         end = following
     assert end <= layout.total_bytes
     assert layout.total_bytes % 4096 == 0
-    assert len(named(layout)) == len(layout.fields)
+    assert all(len({field.name for field in group}) == len(group) for group in layout.groups)
 
 
 @given(SPECS, WIDTHS, st.integers(0, 99))
 @SETTINGS
 def test_every_array_keeps_what_was_written_whatever_is_written_to_the_others(
-    spec: RolloutSpec, width: tuple[int, int], seed: int
+    spec: SlotSpec, width: tuple[int, int], seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
     layout = slot_layout(spec, *width)
     memory = bytearray(layout.total_bytes)
-    written = {}
-    for name, array in layout.arrays(memory).items():
-        written[name] = generator.bytes(array.nbytes)
-        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(written[name], np.uint8)
-    assert {name: array.tobytes() for name, array in layout.arrays(memory).items()} == written
+    written = []
+    for array in (array for group in layout.arrays(memory) for array in group.values()):
+        written.append(generator.bytes(array.nbytes))
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(written[-1], np.uint8)
+    assert [array.tobytes() for group in layout.arrays(memory) for array in group.values()] == written
 
 
 @given(SPECS, WIDTHS)
 @SETTINGS
 def test_the_reserved_part_ends_where_what_only_episode_ends_need_begins(
-    spec: RolloutSpec, width: tuple[int, int]
+    spec: SlotSpec, width: tuple[int, int]
 ) -> None:
     layout = slot_layout(spec, *width)
-    for field in layout.fields:
+    for field in fields_of(layout):
         begin, end = extent(field)
-        if field.name[0] in ("finals", "ends"):
+        if field.name[0] in ("finals", "ends", "numbers"):
             assert begin >= layout.reserved_bytes
         else:
             assert end <= layout.reserved_bytes
@@ -94,7 +104,8 @@ def test_shapes_are_those_of_a_rollout_and_lists_take_no_room() -> None:
         actions=(Leaf((), (4,), "<f4"),),
         extras=(Extra("value", (), "<f4"), Extra("advantage", (2,), "<f8", True)),
     )
-    shapes = {name: (field.shape, field.dtype) for name, field in named(slot_layout(spec, 6, 3)).items()}
+    (group,) = slot_layout(SlotSpec((spec,)), 6, 3).groups
+    shapes = {field.name: (field.shape, field.dtype) for field in group}
     commits, ends = shapes.pop(("commits", 0)), shapes.pop(("ends", 0))
     assert (commits[0], ends[0]) == ((3,), (30,))
     assert shapes == {
@@ -113,9 +124,29 @@ def test_shapes_are_those_of_a_rollout_and_lists_take_no_room() -> None:
     }
 
 
+def test_named_policies_add_their_fields_to_rows_of_agents_and_versions_to_those_of_environments() -> None:
+    group = RolloutSpec(5, (), ())
+    alone, envs, agents = (
+        {field.name[0]: (field.shape, field.dtype) for field in fields}
+        for spec in (
+            SlotSpec((group,)),
+            SlotSpec((group, replace(group, agents=("a", "b"))), ("chaser", "runner", "shy")),
+        )
+        for fields in slot_layout(spec, 6, 3).groups
+    )
+    assert envs.keys() - agents.keys() == {"versions"}
+    assert envs["versions"] == ((3, 3), "<i8")
+    assert {name: agents[name] for name in agents.keys() - alone.keys()} == {
+        "policies": ((5, 12), "<i4"),
+        "assigned": ((12,), "<i4"),
+        "first_versions": ((12,), "<i8"),
+        "numbers": ((60,), "<i8"),
+    }
+
+
 @given(SPECS, WIDTHS)
 @SETTINGS
-def test_the_same_specification_gives_the_same_layout(spec: RolloutSpec, width: tuple[int, int]) -> None:
+def test_the_same_specification_gives_the_same_layout(spec: SlotSpec, width: tuple[int, int]) -> None:
     assert slot_layout(spec, *width) == slot_layout(spec, *width)
 
 

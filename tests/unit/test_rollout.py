@@ -17,7 +17,7 @@ from parenv.envs.stepping import End
 from parenv.envs.values import row_writer
 from parenv.experience.assembly import Columns, assemble
 from parenv.experience.rollout import Rollout
-from parenv.memory.layout import Extra, RolloutSpec, slot_layout
+from parenv.memory.layout import Extra, RolloutSpec, SlotSpec, slot_layout
 from parenv.memory.spaces import Leaf
 from parenv.worker.writing import OpenEpisodes, RolloutWriter
 
@@ -41,19 +41,20 @@ def record(ended: Any, widths: list[int], left_out: int = 0) -> Recorded:
     """
     T, B = ended.shape
     spec = RolloutSpec(T, OBSERVATIONS, (Leaf((), (), "<i8"),), (Extra("value", (), "<f4"),))
-    layout = slot_layout(spec, B, len(widths))
+    slot = SlotSpec((spec,))
+    layout = slot_layout(slot, B, len(widths))
     arrays = layout.arrays(np.zeros(layout.total_bytes, np.uint8))
     seen, followed_by = np.zeros((T + 1, B), int), np.zeros((T, B), int)
     numbers, shares, first = iter(range(1, 10_000)), [], 0
     for position, width in enumerate(widths):
-        writer = RolloutWriter(spec, arrays, Columns(position, first, first + width))
+        writer = RolloutWriter(slot, arrays, Columns(position, first, first + width))
         columns = slice(first, first + width)
         write_columns(writer, ended[:, columns], numbers, seen[:, columns], followed_by[:, columns])
         shares.append(writer.columns)
         first += width
     first = sum(widths[:left_out])
     about: dict[str, Any] = {"env_ids": np.arange(10, 10 + B - first), "policy_version": 3, "policy_lag": 1}
-    rollout = assemble(spec, arrays, shares[left_out:], worker=None, extras=["value"], **about)
+    rollout = assemble(spec, arrays[0], shares[left_out:], worker=None, extras=["value"], **about)
     return Recorded(rollout, seen[:, first:], followed_by[:, first:], ended[:, first:])
 
 

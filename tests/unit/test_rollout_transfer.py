@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parenv.errors import ProtocolError
-from parenv.memory.layout import Extra, RolloutSpec, slot_layout
+from parenv.memory.layout import Extra, RolloutSpec, SlotSpec, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.memory.spaces import Leaf
 from parenv.protocol.messages import Commit, Credit
@@ -20,8 +20,8 @@ from parenv.remote.rollout_transfer import RolloutTransfer, transfer_bytes
 T = 4
 
 
-def spec_of(gradient_bytes: int = 0) -> RolloutSpec:
-    return RolloutSpec(
+def spec_of(gradient_bytes: int = 0) -> SlotSpec:
+    spec = RolloutSpec(
         T,
         (Leaf((), (3,), "<f4"), Leaf((), (), None), Leaf((), (2,), "|b1")),
         (Leaf((), (), "<i8"),),
@@ -29,9 +29,10 @@ def spec_of(gradient_bytes: int = 0) -> RolloutSpec:
         (Leaf((), (5,), "<f4"),),
         gradient_bytes,
     )
+    return SlotSpec((spec,))
 
 
-def slot_map(shares: tuple[int, ...], together: bool, spec: RolloutSpec) -> SlotMap:
+def slot_map(shares: tuple[int, ...], together: bool, spec: SlotSpec) -> SlotMap:
     layout = slot_layout(spec, sum(shares), len(shares)) if together else slot_layout(spec, max(shares), 1)
     memory = bytearray(128 + 3 * layout.total_bytes)
     return SlotMap(memory, spec, 128, layout.total_bytes, together, shares, 2)
@@ -101,7 +102,7 @@ def test_what_crosses_is_there_and_nothing_else_is_touched(
     for worker, mine in enumerate(sources):
         layout = slot_layout(spec, sum(shares), len(shares)) if together else slot_layout(spec, shares[worker], 1)
         begin = slots.offset + (1 if together else worker) * slots.slot_bytes
-        whole = layout.arrays(memoryview(slots.memory)[begin:])
+        (whole,) = layout.arrays(memoryview(slots.memory)[begin:])
         first, position = (sum(shares[:worker]), worker) if together else (0, 0)
         columns = slice(first, first + shares[worker])
         for name, values in mine.items():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from parenv.envs.stepping import End
 from parenv.experience.assembly import Columns
-from parenv.memory.layout import Extra, RolloutSpec, slot_layout
+from parenv.memory.layout import Extra, RolloutSpec, SlotSpec, slot_layout
 from parenv.memory.spaces import Leaf
 from parenv.worker.writing import OpenEpisodes, RolloutWriter
 
@@ -74,9 +74,10 @@ def test_a_reward_out_of_all_bounds_spoils_no_later_episode(bad: float, rollout_
 
 
 def a_slot(shares: list[Columns]) -> tuple[Any, list[RolloutWriter]]:
-    layout = slot_layout(SPEC, shares[-1].stop, len(shares))
+    slot = SlotSpec((SPEC,))
+    layout = slot_layout(slot, shares[-1].stop, len(shares))
     arrays = layout.arrays(np.zeros(layout.total_bytes, np.uint8))
-    return arrays, [RolloutWriter(SPEC, arrays, share) for share in shares]
+    return arrays[0], [RolloutWriter(slot, arrays, share) for share in shares]
 
 
 def rows(batch: int, number: float) -> list[Any]:
