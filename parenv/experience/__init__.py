@@ -1,4 +1,1 @@
-"""What a pool yields: containers of arrays.
-
-Pure, and on a floor below the worker side, since workers build the same rollouts for ``postprocess``.
-"""
+"""Rollouts, gradients and statistics that a pool yields. Workers build the same rollouts for ``postprocess``."""

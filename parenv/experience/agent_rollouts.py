@@ -1,4 +1,4 @@
-"""Rollouts of several agents: by policy, the rows of the agents that acted by it."""
+"""Rollouts and episodes of named policies."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, repr=False)
 class AgentEpisodes(EpisodeStatistics):
-    """Episodes of agents, each from its beginning, or its agent's coming, to the end of either.
+    """Episodes of agents. Each lasts while its agent is present in an episode of the sub-environment.
 
     Args:
-        agents: whose, ``[K]``.
-        numbers: of the episode of the sub-environment, int64 ``[K]``: with ``env_ids``, who played with whom.
+        agents: Agent of each episode, ``[K]``.
+        numbers: Number of the episode of the sub-environment, int64 ``[K]``. Agents with equal ``numbers`` and
+            ``env_ids`` played together.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -40,17 +41,17 @@ class AgentEpisodes(EpisodeStatistics):
 
     @classmethod
     def together(cls, parts: Sequence[Sequence[Any]]) -> AgentEpisodes:
-        """From the columns of several parts, as plain data."""
+        """Join the columns of several parts, which are plain data."""
         *plain, agents, numbers = (list(chain.from_iterable(column)) for column in zip(*parts, strict=True))
         return cls(**vars(EpisodeStatistics.of(*plain)), agents=agents, numbers=np.asarray(numbers, np.int64))
 
 
 @dataclass(frozen=True, repr=False)
 class EpisodesByPolicy(EpisodeStatistics):
-    """Episodes of sub-environments of several agents: returns are sums over their agents.
+    """Episodes of sub-environments with several agents. Returns are sums over the agents.
 
     Args:
-        by_policy: those of the agents, by the policy that they acted by; also ``episodes["runner"]``.
+        by_policy: Episodes of the agents, by the name of the policy that acted; also ``episodes["runner"]``.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -79,7 +80,7 @@ def _named(by_policy: Mapping[str, Found], name: str, where: str) -> Found:
 
 
 def evaluated(answers: Sequence[Sequence[Any]]) -> EpisodeStatistics:
-    """The episodes that workers have played: returns, lengths, seconds and env_ids, and perhaps more by policy."""
+    """Return the episodes of workers from their answers: returns, lengths, seconds, env_ids, and a dict by policy."""
     whole = EpisodeStatistics.joined([EpisodeStatistics.of(*answer[:4]) for answer in answers])
     if not any(answer[4:] for answer in answers):
         return whole
@@ -90,18 +91,19 @@ def evaluated(answers: Sequence[Sequence[Any]]) -> EpisodeStatistics:
 
 @dataclass(frozen=True, repr=False)
 class AgentRollout(Rollout):
-    """What the agents did that acted by one policy: a row for each of them in each sub-environment, ``[T, rows]``.
+    """Rollout of one named policy, with a row for each of its agents in each sub-environment, ``[T, rows]``.
 
-    Where agents act together, a step of all rows is one env step. Where they act one after the other, the time of a row
-    is its agent's own turns, and its reward what came until the next one. Only what is alive is a transition; the rest
-    is zero. Rows are in the order of their env_ids, and within one in that of the environment's ``possible_agents``.
+    If agents act at the same time, a step of all rows is one env step. If they act one after the other, the steps of a
+    row are the turns of its agent, and a reward is the sum until its next turn. Only steps that are ``alive`` are
+    transitions; fields of others are zero. Rows are in the order of their env_ids, and then of the environment's
+    ``possible_agents``.
 
     Args:
-        alive: bool ``[T, rows]``: whether the agent was there and acted, by this policy.
-        agents: of each row, its agent.
-        first_versions: of each row, the version that chose its first action, int64 ``[rows]``: an older one than
+        alive: Whether the agent was present and this policy acted for it, bool ``[T, rows]``.
+        agents: Agent of each row.
+        first_versions: Version that chose the first action of each row, int64 ``[rows]``. It is older than
             ``policy_version`` for a turn that the rollout before could not complete.
-        last_steps: of each row, the step that ``last_observations`` follows, int64 ``[rows]``; -1 where there is none.
+        last_steps: Step of each row that ``last_observations`` follows, int64 ``[rows]``; -1 for no step.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -120,7 +122,7 @@ class AgentRollout(Rollout):
 
     @property
     def num_steps(self) -> int:
-        """Transitions in it."""
+        """Number of transitions."""
         return int(self.alive.sum())
 
     def transitions(self) -> Transitions:
@@ -133,7 +135,7 @@ class AgentRollout(Rollout):
         return replace(every, **alive)
 
     def next_values(self, values: Any, value_fn: Callable[[Tree], Any]) -> Any:
-        """Values of the true next observations, as :meth:`Rollout.next_values`; zeros where nobody is alive."""
+        """Return the values of the true next observations, see :meth:`Rollout.next_values`; zeros for absent agents."""
         following = super().next_values(values, value_fn)
         last = reshaped(value_fn(self.last_observations), following[-1])
         there = self.last_steps >= 0
@@ -146,22 +148,21 @@ class AgentRollout(Rollout):
 
 @dataclass(frozen=True, repr=False)
 class RolloutsByPolicy(Summarized, Mapping[str, AgentRollout]):
-    """``T`` steps of some sub-environments of several agents: ``rollouts["runner"]`` is what that policy did.
+    """``T`` steps of some sub-environments with named policies. ``rollouts["runner"]`` is the rollout of one policy.
 
     Args:
-        by_policy: an :class:`AgentRollout` of each policy, and of each frozen version that acted.
-        env_ids: of the sub-environments, int64 ``[B]``.
-        worker: it came from; ``None`` for a block of all workers (sync).
-        policy_version: of all together: how often something had been published when its credit was given.
-        policy_lag: the largest of any policy, in versions of its own.
-        num_steps: env steps in it.
-        episodes: of sub-environments that ended in it: returns are sums over their agents.
-        states: where agents act together and the environment has a ``state()``: what it was at every step,
-            ``[T, B, *state]``, else ``None``.
-        shifted_states: one step later, before the final ones are put in.
-        final_states: states in which episodes of sub-environments were truncated, ``[K, *state]``; zeros for episodes
-            that terminated.
-        final_index: steps and columns of these, two int64 ``[K]``.
+        by_policy: :class:`AgentRollout` of each policy, and of each frozen version that acted.
+        env_ids: Sub-environments, int64 ``[B]``.
+        worker: Worker that collected the rollout; ``None`` for a block of all workers (sync).
+        policy_version: Number of publishes, of any policy, before the rollout was requested.
+        policy_lag: Largest lag of a policy, in versions of its own.
+        num_steps: Number of env steps.
+        episodes: Episodes of sub-environments that ended in the rollout. Returns are sums over the agents.
+        states: ``env.state()`` at every step, ``[T, B, *state]``; ``None`` without one, or if agents act one after the
+            other.
+        shifted_states: ``states`` one step later, without the final states.
+        final_states: States in which episodes were truncated, ``[K, *state]``; zeros for episodes that terminated.
+        final_index: Steps and columns of the final states, two int64 ``[K]``.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -203,7 +204,7 @@ class RolloutsByPolicy(Summarized, Mapping[str, AgentRollout]):
         return {name: getattr(self, name) for name in names} | {"by_policy": dict(self)}
 
     def next_states(self) -> Any:
-        """The true next state of every step, ``[T, B, *state]``: zeros if the episode terminated with the step."""
+        """Return the true next state of every step, ``[T, B, *state]``; zeros if the step terminated the episode."""
         if self.shifted_states is None or not len(self.final_index[0]):
             return self.shifted_states
         filled = copy_of(self.shifted_states)
@@ -211,12 +212,12 @@ class RolloutsByPolicy(Summarized, Mapping[str, AgentRollout]):
         return filled
 
     def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> RolloutsByPolicy:
-        """The same as tensors. On the CPU they share the memory of the arrays."""
+        """Return the rollouts with tensors as fields. On the CPU they share the memory of the arrays."""
         by_policy = {name: rows.to(device, non_blocking=non_blocking) for name, rows in self.items()}
         return self._with(to_tensors(device, non_blocking), by_policy)
 
     def copy(self) -> RolloutsByPolicy:
-        """The same with memory of its own."""
+        """Return a copy with memory of its own."""
         return self._with(copy_of, {name: rows.copy() for name, rows in self.items()})
 
     def _with(self, function: Callable[[Any], Any], by_policy: Any) -> RolloutsByPolicy:

@@ -18,14 +18,14 @@ _COLUMNS: dict[str, Any] = {"returns": np.float64, "lengths": np.int64, "seconds
 class EpisodeStatistics(Summarized):
     """Episodes in the order in which they ended.
 
-    Where an environment has Gymnasium's ``RecordEpisodeStatistics`` or a wrapper like it, returns and lengths are those
-    of its ``info["episode"]``, and what ends without one, such as a life, is no episode.
+    If an environment has Gymnasium's ``RecordEpisodeStatistics`` or a similar wrapper, returns and lengths come from
+    ``info["episode"]``. An end without this info, such as the end of a life, is not an episode.
 
     Args:
-        returns: undiscounted sums of rewards, float64 ``[K]``.
-        lengths: env steps, int64 ``[K]``.
-        seconds: from the reset to the last step, float64 ``[K]``.
-        env_ids: sub-environments, int64 ``[K]``.
+        returns: Undiscounted sums of rewards, float64 ``[K]``.
+        lengths: Numbers of env steps, int64 ``[K]``.
+        seconds: Seconds from the reset to the last step, float64 ``[K]``.
+        env_ids: Sub-environments, int64 ``[K]``.
 
     >>> episodes = EpisodeStatistics.of(returns=[9.0, 11.0], lengths=[9, 11], seconds=[0.1, 0.2], env_ids=[0, 3])
     >>> len(episodes), episodes.mean_return, episodes.mean_length
@@ -55,20 +55,20 @@ class EpisodeStatistics(Summarized):
         return {"episodes": len(self), **means}
 
     def columns(self) -> list[Any]:
-        """As plain data, which :meth:`of` takes back."""
+        """Return the columns as plain data, for :meth:`of`."""
         return [getattr(self, name).tolist() for name in _COLUMNS]
 
     @classmethod
     def of(
         cls, returns: Sequence[float], lengths: Sequence[int], seconds: Sequence[float], env_ids: Sequence[int]
     ) -> EpisodeStatistics:
-        """From any sequences."""
+        """Make statistics from any sequences."""
         given = zip((returns, lengths, seconds, env_ids), _COLUMNS.values(), strict=True)
         return cls(*(np.asarray(values, dtype) for values, dtype in given))
 
     @classmethod
     def joined(cls, parts: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
-        """All episodes of several parts, one part after the other."""
+        """Join the episodes of several parts."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -82,14 +82,14 @@ NO_EPISODES = EpisodeStatistics.of((), (), (), ())
 
 @dataclass(frozen=True, repr=False)
 class EvaluationResult(Summarized):
-    """What an evaluation has found.
+    """Result of an evaluation.
 
     Args:
-        policy_version: that was evaluated.
-        env_steps: of the training when the evaluation began.
-        episodes: that were played.
-        weights: of that version, a state dict, where it was evaluated beside the training and has a torch module;
-            otherwise empty. Where policies have names, a state dict of each that has a module.
+        policy_version: Version that was evaluated.
+        env_steps: Number of env steps of the training when the evaluation began.
+        episodes: Episodes of the evaluation.
+        weights: State dict of this version if it was evaluated beside the training and has a torch module; otherwise
+            empty. For named policies, a state dict of each policy with a module.
 
     >>> episodes = EpisodeStatistics.of(returns=[9.0, 11.0], lengths=[9, 11], seconds=[0.1, 0.2], env_ids=[0, 3])
     >>> EvaluationResult(3, 12_800, episodes).mean_return

@@ -1,4 +1,4 @@
-"""Gradient: what workers that run backward send, as one flat vector."""
+"""Gradient that workers compute, as one flat vector."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from parenv.experience.rollout import Rollout
 class GradientLayout:
     """The trainable parameters of a module, one after the other in the order of ``named_parameters()``.
 
-    Of policies by name it has those of all of them, with the policy's name before that of the parameter.
+    For named policies, it has the parameters of all of them, and each name begins with the name of the policy.
 
     Args:
-        names: of the parameters.
-        shapes: of each.
-        dtype: torch dtype of all, such as ``"float32"``.
-        itemsize: bytes of one number.
+        names: Names of the parameters.
+        shapes: Shapes of the parameters.
+        dtype: Torch dtype of all parameters, such as ``"float32"``.
+        itemsize: Bytes of one number.
     """
 
     names: tuple[str, ...]
@@ -32,15 +32,17 @@ class GradientLayout:
 
     @classmethod
     def of(cls, policy: Any) -> GradientLayout:
-        """The layout of the gradient of a module, of a policy that has one, or of a mapping of those.
+        """Return the layout of the gradient of a module, of a policy with a module, or of a mapping of these.
 
         Raises:
-            ConfigurationError: there are no trainable parameters, or they have several dtypes.
+            ConfigurationError: There are no trainable parameters, or they have several dtypes.
         """
         named = _trainable(policy)
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in named.values()})
         if not named:
-            raise ConfigurationError("the policy has no parameters that require a gradient, so there is none to send")
+            raise ConfigurationError(
+                "the policy has no parameters that require a gradient. Set requires_grad of the parameters to train."
+            )
         if len(dtypes) > 1:
             raise ConfigurationError(
                 f"the policy's trainable parameters have the dtypes {', '.join(dtypes)}; for one flat gradient they "
@@ -51,19 +53,19 @@ class GradientLayout:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers in each parameter."""
+        """Number of elements of each parameter."""
         return [math.prod(shape) for shape in self.shapes]
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the flat gradient takes."""
+        """Number of bytes of the flat gradient."""
         return sum(self.sizes) * self.itemsize
 
     def parameters(self, policy: Any, whose: str) -> list[Any]:
-        """The trainable parameters of another one.
+        """Return the trainable parameters of another module or policy.
 
         Raises:
-            ConfigurationError: they are not the ones of this layout.
+            ConfigurationError: They are not the parameters of this layout.
         """
         named = _trainable(policy)
         wanted = list(zip(self.names, self.shapes, strict=True))
@@ -77,17 +79,17 @@ class GradientLayout:
         return list(named.values())
 
     def tensor(self, rows: Any) -> Any:
-        """Gradients in shared memory as a tensor ``[..., P]`` over it.
+        """Return gradients in shared memory as a tensor ``[..., P]`` over it.
 
         Args:
-            rows: uint8 ``[..., n]``, of which the first ``nbytes`` count.
+            rows: Gradients, uint8 ``[..., n]``, of which the first ``nbytes`` are used.
         """
         import torch
 
         return torch.from_numpy(rows)[..., : self.nbytes].view(getattr(torch, self.dtype))
 
     def views(self, flat: Any) -> list[Any]:
-        """One view per parameter of a flat gradient."""
+        """Return one view of a flat gradient per parameter."""
         return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
 
 
@@ -97,15 +99,15 @@ class Gradient:
 
     Args:
         flat: tensor ``[P]`` on the CPU: the gradient of all trainable parameters in the order of
-            ``module.named_parameters()``. It lies in shared memory and stays valid for as long as anybody holds a part.
-        layout: which parameter lies where.
-        metrics: what ``loss_fn`` returned beside the loss, and ``"loss"``; means weighted by samples.
-        num_samples: env steps it was computed from.
-        policy_version: the oldest version that computed a part of it.
-        policy_lag: version published when it was yielded minus ``policy_version``, in publishes.
-        workers: where the parts came from, in the order in which they were added.
-        episodes: the episodes that ended in these samples.
-        rollouts: the samples, one rollout per round (sync) or arrival (async), with ``keep_rollouts``; else empty.
+            ``module.named_parameters()``. It is in shared memory and stays valid as long as a part of it is referenced.
+        layout: Places of the parameters in it.
+        metrics: Metrics of ``loss_fn`` and ``"loss"``, means weighted by samples.
+        num_samples: Number of env steps that it was computed from.
+        policy_version: Oldest version that computed a part of it.
+        policy_lag: Version published when it was yielded minus ``policy_version``, in publishes.
+        workers: Workers that computed the parts, in the order in which they were added.
+        episodes: Episodes that ended in these samples.
+        rollouts: One rollout per round (sync) or arrival (async) with ``keep_rollouts``; otherwise empty.
 
     >>> import torch
     >>> from parenv import AsyncWorkerPool, TorchPolicy
@@ -134,15 +136,15 @@ class Gradient:
     rollouts: Sequence[Rollout] = field(repr=False)
 
     def assign_to(self, module: Any) -> None:
-        """Put the gradient into ``.grad`` of a module's trainable parameters: as views where the module is on the CPU.
+        """Set ``.grad`` of a module's trainable parameters. On the CPU, these are views of the gradient.
 
-        Two modules that are given the same gradient share its memory, and so does clipping in place.
+        Two modules with the same gradient share its memory, so clipping one in place clips both.
 
         Args:
-            module: the learner's module, or the policy that holds it; where policies have names, a dict of all of them.
+            module: Module of the learner, or the policy with this module. For named policies, a dict of all of them.
 
         Raises:
-            ConfigurationError: its trainable parameters are not those of the pool's policy.
+            ConfigurationError: Its trainable parameters are not those of the pool's policy.
         """
         parameters = self.layout.parameters(module, "the module")
         flat = self.flat.to(parameters[0].device)

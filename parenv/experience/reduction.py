@@ -1,4 +1,4 @@
-"""From several flat gradients to one: a pass through the memory of each, and no memory of its own."""
+"""Reduction of several flat gradients to one, in one pass through the memory of each and without further memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from parenv.errors import GradientError
 from parenv.options import GradientOptions
 
 CHUNK = 1 << 19
-"""Numbers that are added up at a time; a chunk of the sum stays in the cache meanwhile."""
+"""Numbers that are added at a time, so that a chunk of the sum stays in the cache."""
 
 
 class Reducer:
-    """Adds up gradients as they come, in the memory of the first.
+    """Sum of gradients as they arrive, in the memory of the first.
 
     Args:
-        options: the user's.
+        options: Options of the user.
     """
 
     def __init__(self, options: GradientOptions) -> None:
@@ -30,9 +30,9 @@ class Reducer:
         """Add gradients of the same lag.
 
         Args:
-            gradients: tensors ``[P]``; the first one ever is written to.
-            samples: env steps of each.
-            lag: in publishes.
+            gradients: Tensors ``[P]``. The first one of all is overwritten.
+            samples: Number of env steps of each.
+            lag: Lag of all of them, in publishes.
         """
         options = self._options
         by_lag = 1.0 if options.lag_weight is None else float(options.lag_weight(lag))
@@ -53,7 +53,7 @@ class Reducer:
         add_up(self._sum, old, gradients, factors)
 
     def result(self) -> Any:
-        """The reduced gradient, clipped."""
+        """Return the reduced and clipped gradient."""
         import torch
 
         if callable(self._options.reduction):
@@ -71,13 +71,13 @@ class Reducer:
 
 
 def add_up(total: Any, old: float, others: Sequence[Any], factors: Sequence[float]) -> None:
-    """``total = old * total + sum(factor * other)``, in place.
+    """Compute ``total = old * total + sum(factor * other)`` in place.
 
     Args:
-        total: tensor ``[P]``.
-        old: its factor.
-        others: tensors ``[P]``.
-        factors: their factors.
+        total: Tensor ``[P]``.
+        old: Factor of ``total``.
+        others: Tensors ``[P]``.
+        factors: Factors of the others.
     """
     if old == 1.0 and not others:
         return
@@ -90,7 +90,7 @@ def add_up(total: Any, old: float, others: Sequence[Any], factors: Sequence[floa
 
 
 def clip(flat: Any, max_norm: float) -> float:
-    """Scale a flat gradient down to a 2-norm, as ``torch.nn.utils.clip_grad_norm_`` does; the norm that it had."""
+    """Scale a flat gradient down to a 2-norm, as ``torch.nn.utils.clip_grad_norm_``. Return its former norm."""
     import torch
 
     norm = float(torch.linalg.vector_norm(flat))

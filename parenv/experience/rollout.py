@@ -36,15 +36,15 @@ NAMED = ("extras", "infos", "next_infos")
 
 @dataclass(frozen=True)
 class Ends:
-    """Where episodes ended in a rollout, and the observations they ended with.
+    """Episode ends in a rollout.
 
     Args:
-        steps: rows, int64 ``[K]``.
-        columns: columns, int64 ``[K]``.
-        observations: ``[K, *obs]``, nested as the space is; NaN, or 0 in integers, where one is not known.
-        known: bool ``[K]``: whether the environment has given the observation; ``None``: all.
-        resets_next: bool ``[K]``: whether the step after it only resets the sub-environment; ``None``: nowhere.
-        void: bool ``[K]``: whether nothing was stepped there, since the process that was to do it was gone; likewise.
+        steps: Rows of the ends, int64 ``[K]``.
+        columns: Columns of the ends, int64 ``[K]``.
+        observations: Final observations, ``[K, *obs]``, nested as the space is. Unknown ones are NaN, or 0 in integers.
+        known: Whether the environment returned the observation, bool ``[K]``. ``None``: always.
+        resets_next: Whether the next step only resets the sub-environment, bool ``[K]``. ``None``: never.
+        void: Whether no step was taken, since the process that had to take it was gone, bool ``[K]``. ``None``: never.
     """
 
     steps: Any
@@ -56,7 +56,7 @@ class Ends:
 
     @classmethod
     def joined(cls, parts: Sequence[Ends]) -> Ends:
-        """The ends of several parts of one block."""
+        """Join the ends of several parts of one block."""
         if len(parts) == 1:
             return parts[0]
         fields = zip(*(vars(part).values() for part in parts), strict=True)
@@ -67,38 +67,38 @@ class Ends:
 class Rollout(Summarized):
     """``T`` env steps of ``B`` sub-environments by one version of the policy.
 
-    Every ``[t, b]`` is a real transition, but where :attr:`valid` says otherwise: of a ``VectorEnv`` in ``NEXT_STEP``
-    mode, a step after an episode's end only resets.
+    Every ``[t, b]`` is a real transition, except where :attr:`valid` is false: a ``VectorEnv`` in ``NEXT_STEP`` mode
+    only resets in the step after an episode's end.
 
-    Arrays lie in shared memory and stay valid and unchanged for as long as anybody holds one of them. ``to(device)``
-    gives the same fields as tensors. Fields of spaces without a fixed size are lists of lists.
+    Arrays are in shared memory. They stay valid and unchanged as long as one of them is referenced. ``to(device)``
+    returns the same fields as tensors. Fields of spaces without a fixed size are lists of lists.
 
     Args:
-        observations: ``[T, B, *obs]``, nested as the space is.
-        actions: ``[T, B, *action]``, nested as the space is.
-        rewards: float32 ``[T, B]``.
-        terminated: bool ``[T, B]``.
-        truncated: bool ``[T, B]``.
-        last_observations: what the next rollout begins with, ``[B, *obs]``.
-        extras: what the policy and ``postprocess`` returned, each ``[T, B, ...]``.
-        initial_carry: the policy's carry before the first row, ``[B, ...]`` in dicts and tuples; ``None`` without one.
-        env_ids: the sub-environments of the columns, int64 ``[B]``.
-        worker: the worker it came from; ``None`` for a block of all workers (sync).
-        policy_version: the version that acted.
-        policy_lag: version published when the rollout was yielded minus ``policy_version``, in publishes.
-        restarted: bool ``[B]``: the first row does not follow the last row of the rollout before, because a worker died
-            or a sub-environment raised; the episode that was under way there has no end.
-        episodes: the episodes that ended in it.
-        ends: where they ended, as parts of one block.
-        shifted_observations: ``observations`` one step later, ``[T, B, *obs]``, before the final ones are put in.
-        infos: by name, arrays ``[T, B, ...]`` of the infos that the pool was to bring along. ``infos[name][t]`` is what
-            step ``t`` returned, at an episode's end too; of an info that the policy takes as an argument, such as an
-            action mask, it is what came with ``observations[t]``, from the step before or a reset: what the policy saw.
-            ``infos["_name"]``, bool ``[T, B]``, says where it was there; elsewhere ``infos[name]`` is 0.
-        next_infos: the same as each step returned it, whoever takes it: what came with ``next_observations()``.
-        resetting: bool ``[B]``: the first row only resets the sub-environment, since the last row of the rollout before
-            ended its episode; ``None``: nowhere.
-        serial: number of the rollout among all that this process has made. Copies keep it.
+        observations: Observations, ``[T, B, *obs]``, nested as the space is.
+        actions: Actions, ``[T, B, *action]``, nested as the space is.
+        rewards: Rewards, float32 ``[T, B]``.
+        terminated: Whether a step terminated the episode, bool ``[T, B]``.
+        truncated: Whether a step truncated the episode, bool ``[T, B]``.
+        last_observations: First observations of the next rollout, ``[B, *obs]``.
+        extras: Extras that the policy and ``postprocess`` returned, each ``[T, B, ...]``.
+        initial_carry: Carry of the policy before the first row, ``[B, ...]`` in dicts and tuples; ``None`` without one.
+        env_ids: Sub-environments of the columns, int64 ``[B]``.
+        worker: Worker that collected the rollout; ``None`` for a block of all workers (sync).
+        policy_version: Version of the policy that acted.
+        policy_lag: Version published when the rollout was yielded minus ``policy_version``, in publishes.
+        restarted: Whether the first row does not follow the last row of the rollout before, bool ``[B]``. The reason is
+            a worker that died or a sub-environment that raised. The interrupted episode has no end.
+        episodes: Episodes that ended in the rollout.
+        ends: Ends of these episodes, as parts of one block.
+        shifted_observations: ``observations`` one step later, ``[T, B, *obs]``, without the final observations.
+        infos: Infos that the user named, each ``[T, B, ...]``. ``infos[name][t]`` came from step ``t``, also at an
+            episode's end. An info that the policy takes as an argument, such as an action mask, came with
+            ``observations[t]``. The mask ``infos["_name"]``, bool ``[T, B]``, is true where the info was present.
+            Elsewhere ``infos[name]`` is 0.
+        next_infos: Infos that came with ``next_observations()``, each ``[T, B, ...]``.
+        resetting: Whether the first row only resets the sub-environment, bool ``[B]``, since the last row of the
+            rollout before ended its episode. ``None``: never.
+        serial: Number of the rollout among all that this process has made. Copies keep it.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -135,17 +135,17 @@ class Rollout(Summarized):
 
     @property
     def num_steps(self) -> int:
-        """Env steps in it: ``T * B``, less those that are not :attr:`valid`."""
+        """Number of env steps: ``T * B``, less the steps that are not :attr:`valid`."""
         return int(self.valid.sum() if self._has_resets else math.prod(self.rewards.shape[:2]))
 
     @cached_property
     def valid(self) -> Any:
-        """Which ``[t, b]`` are transitions, bool ``[T, B]``.
+        """Mask of the transitions among all ``[t, b]``, bool ``[T, B]``.
 
-        False only where a ``VectorEnv`` in ``NEXT_STEP`` mode resets: there the observation is the final one of the
-        episode before, the next one the first of another episode, the action was not taken, the reward is 0. And where
-        one of ``WorkerOptions.step_workers`` was gone: there an episode is truncated by a step that nobody has taken.
-        All true otherwise, without an array of its own.
+        It is false in two cases. A ``VectorEnv`` in ``NEXT_STEP`` mode only resets in this step: the observation is the
+        final one of an episode, the next one is the first of another, the reward is 0. Or one of
+        ``WorkerOptions.step_workers`` died, and its episode was truncated without a step.
+        If all steps are valid, the array takes no memory.
         """
         if not self._has_resets:
             return _everywhere(self.terminated)
@@ -161,10 +161,10 @@ class Rollout(Summarized):
 
     @cached_property
     def next_known(self) -> Any:
-        """Where :meth:`next_observations` is known, bool ``[T, B]``.
+        """Mask of the known :meth:`next_observations`, bool ``[T, B]``.
 
-        False only at an episode's end for which a ``VectorEnv`` gives no final observation.
-        All true otherwise, without an array of its own.
+        It is false at an episode's end if a ``VectorEnv`` returns no final observation.
+        If all are known, the array takes no memory.
         """
         ends = self._ends
         if ends.known is None or ends.known.all():
@@ -175,25 +175,25 @@ class Rollout(Summarized):
 
     @property
     def final_observations(self) -> Tree:
-        """The observations that episodes ended with, ``[K, *obs]``, at the places that ``final_index`` gives."""
+        """Final observations of episodes, ``[K, *obs]``, in the order of ``final_index``."""
         return self._ends.observations
 
     @property
     def final_index(self) -> tuple[Any, Any]:
-        """Rows and columns where episodes ended, two int64 ``[K]``; ``terminated[final_index]`` says how."""
+        """Rows and columns of the episode ends, two int64 ``[K]``. ``terminated[final_index]`` tells how they ended."""
         return self._ends.steps, self._ends.columns
 
     @property
     def successors(self) -> Tree:
-        """The former name of ``shifted_observations``."""
+        """Former name of ``shifted_observations``."""
         warnings.warn("Rollout.successors is now shifted_observations", DeprecationWarning, stacklevel=2)
         return self.shifted_observations
 
     def next_observations(self) -> Tree:
-        """The true next observation of every step, ``[T, B, *obs]``: the final one where an episode ended.
+        """Return the true next observation of every step, ``[T, B, *obs]``, with final ones at episode ends.
 
-        Where it is not :attr:`next_known`, NaN stands in arrays of floats, and 0 in others. Without an episode end this
-        is a view; otherwise a copy.
+        Observations that are not :attr:`next_known` are NaN in arrays of floats, and 0 in others. The result is a view
+        if no episode ended, and otherwise a copy.
         """
         resets_next = self._ends.resets_next
         if not len(self._ends.steps) or (resets_next is not None and resets_next.all()):
@@ -201,14 +201,14 @@ class Rollout(Summarized):
         return map_trees(self._with_finals, self.shifted_observations, self._ends.observations)
 
     def next_values(self, values: Any, value_fn: Callable[[Tree], Any]) -> Any:
-        """Values of the true next observations, ``[T, B]``, for :func:`parenv.returns.gae` and its like.
+        """Return the values of the true next observations, ``[T, B]``, for functions of :mod:`parenv.returns`.
 
-        Only the last and the final observations are evaluated; all other values are already there. Targets are
-        constants: no gradient flows through them. Where a next observation is not known, its value is NaN.
+        Only the last and the final observations are evaluated. The result has no gradient. Values of unknown
+        observations are NaN.
 
         Args:
             values: ``V(o_t)``, ``[T, B]``, array or tensor as the rollout's fields are.
-            value_fn: maps observations ``[N, *obs]`` to values ``[N]`` or ``[N, 1]``.
+            value_fn: Function of observations ``[N, *obs]`` that returns values ``[N]`` or ``[N, 1]``.
         """
         following = copy_of(values.detach() if hasattr(values, "detach") else values)
         following[:-1] = values[1:]
@@ -224,7 +224,7 @@ class Rollout(Summarized):
     def transitions(self) -> Transitions:
         """Flatten to transitions with their true next observations, without steps that are not :attr:`valid`.
 
-        Views wherever that is possible.
+        Fields are views if possible.
         """
         T = self.rewards.shape[0]
         flat = _only(self.valid.reshape(-1)) if self._has_resets else _flat
@@ -237,30 +237,29 @@ class Rollout(Summarized):
         )
 
     def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> Rollout:
-        """The same rollout as tensors. On the CPU they share the memory of the arrays.
+        """Return the rollout with tensors as fields. On the CPU they share the memory of the arrays.
 
         Args:
-            device: torch device.
-            non_blocking: as in ``torch.Tensor.to``.
+            device: Torch device.
+            non_blocking: Same as in ``torch.Tensor.to``.
         """
         tensor = to_tensors(device, non_blocking)
         return self._with_each(tensor, [self._ends], env_ids=tensor(self.env_ids))
 
     def to_tensordict(self, device: Any = "cpu", *, names: Mapping[str, str] | None = None) -> Any:
-        """The same rollout as a ``TensorDict`` of batch size ``[B, T]``, as TorchRL's collectors give it.
+        """Return the rollout as a ``TensorDict`` of batch size ``[B, T]``, with the keys of TorchRL's collectors.
 
-        Keys are ``"observation"`` (those of a Dict space at the root), ``"action"``, ``"done"``, ``"terminated"`` and
-        ``"truncated"``, which are false at the root since every step is a real one, and under ``"next"`` the true next
-        observations, the reward and how the step ended. Extras have their names, but ``log_prob`` is
-        ``"action_log_prob"``, or where losses of TorchRL look for it by ``composite_lp_aggregate``, and ``value`` is
-        ``"state_value"``, with a last dimension of 1; infos are under ``"infos"``, ``"policy_version"`` comes along.
-        ``("collector", "traj_ids")`` has one id for each part of an episode in a rollout, and another in every other
-        rollout, so that ``SliceSampler`` joins only steps that follow each other. On the CPU the memory is that of the
-        arrays.
+        The root has ``"observation"`` (or the keys of a Dict space), ``"action"``, ``"infos"``, ``"policy_version"``.
+        Its ``"done"``, ``"terminated"`` and ``"truncated"`` are false, since every step is a real one. ``"next"`` has
+        the true next observations, the reward, and these three flags of the step. The extra ``log_prob`` becomes
+        ``"action_log_prob"``, or the key that ``composite_lp_aggregate`` selects for the losses of TorchRL. The extra
+        ``value`` becomes ``"state_value"`` with a last dimension of 1. Other extras keep their names.
+        ``("collector", "traj_ids")`` has one id for each part of an episode in a rollout, which no other rollout has,
+        so that ``SliceSampler`` joins only consecutive steps. On the CPU, tensors share the memory of the arrays.
 
         Args:
-            device: torch device.
-            names: other keys for extras, such as ``{"log_prob": "behaviour_log_prob"}``.
+            device: Torch device.
+            names: Other keys for extras, such as ``{"log_prob": "behaviour_log_prob"}``.
 
         Raises:
             ConfigurationError: ``tensordict`` is not installed, a field has no fixed size, or two have one key.
@@ -270,7 +269,7 @@ class Rollout(Summarized):
         return tensordict_of(self.to(device), dict(names or {}), device)
 
     def copy(self) -> Rollout:
-        """The same rollout with memory of its own."""
+        """Return a copy with memory of its own."""
         return self._with_each(copy_of, self.ends)
 
     def _facts(self) -> dict[str, Any]:
@@ -285,7 +284,7 @@ class Rollout(Summarized):
         }
 
     def _with_each(self, function: Callable[[Any], Any], ends: Sequence[Ends], **others: Any) -> Rollout:
-        """The same rollout with what a function makes of each of its blocks."""
+        """Return the rollout with a function applied to each of its blocks."""
         made = {name: map_trees(function, getattr(self, name)) for name in self._blocks}
         ends = [Ends(**{name: map_trees(function, value) for name, value in vars(part).items()}) for part in ends]
         return replace(self, **made, **others, ends=ends)
@@ -296,7 +295,7 @@ class Rollout(Summarized):
 
     @cached_property
     def _has_resets(self) -> bool:
-        """Whether there is a step that is no transition."""
+        """True if a step is not a transition."""
         flags = [self.resetting, *(flag for part in self.ends for flag in (part.resets_next, part.void))]
         return any(bool(flag.any()) for flag in flags if flag is not None and len(flag))
 
@@ -312,12 +311,12 @@ class Rollout(Summarized):
 
 
 def _everywhere(like: Any) -> Any:
-    """True at every place, without memory for it."""
+    """Return an array of true in the shape of another, without memory."""
     return like.new_ones(()).expand(like.shape) if hasattr(like, "expand") else np.broadcast_to(np.True_, like.shape)
 
 
 def _only(places: Any) -> Callable[[Any], Any]:
-    """What flattens to some places only."""
+    """Return a function that flattens values and keeps some places."""
 
     def flat(value: Any) -> Any:
         if isinstance(value, list):
@@ -338,7 +337,7 @@ def _flat(value: Any) -> Any:
 
 
 def reshaped(values: Any, like: Any) -> Any:
-    """Values in the shape of others, and as arrays or tensors without a gradient as those are."""
+    """Return values in the shape of others, as an array or as a tensor without a gradient."""
     if hasattr(values, "detach"):
         values = values.detach() if hasattr(like, "detach") else as_array(values)
     return values.reshape(like.shape)

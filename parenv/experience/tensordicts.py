@@ -62,7 +62,7 @@ def _trajectories(serial: int, done: Any) -> Any:
 
 
 def _log_prob_key() -> str:
-    """Where losses of TorchRL look for it, which depends on a setting and, with that, on the version."""
+    """Return the key that losses of TorchRL use for the log-probability. It depends on a setting and on the version."""
     try:
         from tensordict.nn import composite_lp_aggregate
     except ImportError:
@@ -73,7 +73,7 @@ def _log_prob_key() -> str:
 def _add(fields: dict[str, Any], name: str, key: str, value: Any) -> None:
     if key in fields:
         raise ConfigurationError(
-            f"the extra {name!r} would be {key!r}, which is there already: give it another key, with "
+            f"the extra {name!r} cannot have the key {key!r}, which another field has. Give it another key with "
             f"names={{{name!r}: ...}}"
         )
     fields[key] = value[..., None] if key == "state_value" and value.ndim == 2 else value

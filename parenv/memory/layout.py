@@ -1,4 +1,4 @@
-"""What a rollout slot holds and at which offset. Driver and worker compute it from the same specification."""
+"""Arrays of a rollout slot and their offsets. Main process and worker compute them from the same specification."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from parenv.memory.spaces import Leaf, dtype_of_numbers, unflatten
 
 ALIGNMENT = 64
 WHOLE_EPISODES = 0
-"""As the length of a rollout: whole episodes, which do not lie in a slot."""
+"""Length of a rollout of whole episodes, which are not stored in a slot."""
 MAX_EPISODE_STEPS = 1_000_000
-"""Whole episodes that are longer are an error."""
+"""Maximum length of a whole episode; a longer one is an error."""
 MAX_BYTES = 1 << 30
 
 COMMIT_DTYPE = np.dtype(
@@ -42,8 +42,8 @@ COMMIT_DTYPE = np.dtype(
         ("gradient_norm", "<f8"),
     ]
 )
-"""Written last by each worker of a slot: which credit it holds, how long its parts took, when it began and ended on the
-clock of ``time.perf_counter``, the gradient's norm."""
+"""Record that each worker of a slot writes last: the credit that it filled, the seconds of each part, begin and end on
+the clock of ``time.perf_counter``, and the norm of the gradient."""
 
 END_DTYPE = np.dtype(
     [
@@ -58,9 +58,10 @@ END_DTYPE = np.dtype(
         ("resets_next", "<i4"),
     ]
 )
-"""One episode end: row and column in the rollout, the statistics of the episode, whether it counts as one, whether its
-row is no step but says that whoever was to step is gone, whether the observation that it ended with is known, and
-whether the step after it only resets (``NEXT_STEP``): then it is the observation of the next row."""
+"""One episode end: row and column in the rollout, statistics of the episode, and flags. ``counts``: it is an episode,
+not a mere life. ``void``: its row is not a step, since the process that had to step was gone. ``known``: the
+environment has returned the final observation. ``resets_next``: the next step only resets (``NEXT_STEP``), and the
+observation of the next row is the final one."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,11 @@ class Info:
     """An info that the user named, an array ``[T, B, *shape]`` of the rollout.
 
     Args:
-        name: its key.
-        shape: of one value.
-        dtype: likewise.
-        acted_on: whether the policy takes it, so that it belongs to the observation that it came with.
-        default: what is written where it is not there, if the user gave that.
+        name: Key of the info.
+        shape: Shape of one value.
+        dtype: Dtype of one value.
+        acted_on: Whether the policy takes it as an argument, so that it belongs to the observation that it came with.
+        default: Value for steps without this info, if the user gave one.
     """
 
     name: str
@@ -96,12 +97,12 @@ class Info:
 
     @property
     def absent(self) -> Any:
-        """What is written where it is not there."""
+        """Value for steps without this info."""
         return 0 if self.default is None else self.default
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of the array, and of the one that says where it was there, as Gymnasium names them."""
+        """Names of the array and of its presence mask, as in Gymnasium."""
         return self.name, f"_{self.name}"
 
 
@@ -165,7 +166,7 @@ class SlotSpec:
 
     @property
     def is_named(self) -> bool:
-        """Whether policies have names."""
+        """True if policies have names."""
         return self.policies != ("",)
 
     @property
@@ -200,14 +201,14 @@ class SlotSpec:
 
 
 class Axes(Enum):
-    """What the first axes of an array in a slot count."""
+    """Meaning of the first axes of an array in a slot."""
 
     WORKERS = "[W]"
     COLUMNS = "[B]"
     STEPS = "[T, B]"
     OBSERVATIONS = "[T + 1, B]"
     ENDS = "[T * B]"
-    """Room for an episode end at every step, the columns of one worker after those of the one before."""
+    """Room for an episode end at every step, worker by worker."""
 
 
 Values = Iterable[tuple[Any, tuple[int, ...], Any]]
@@ -224,12 +225,12 @@ class RolloutField(NamedTuple):
 
 
 def sized_leaves(of: Sequence[Leaf]) -> Values:
-    """Those leaves that have a fixed size, by their place."""
+    """Return the leaves with a fixed size, by their index."""
     return [(i, leaf.shape, leaf.dtype) for i, leaf in enumerate(of) if leaf.dtype is not None]
 
 
 def info_values(of: Iterable[Info]) -> Values:
-    """The two arrays of each info."""
+    """Return the two arrays of each info."""
     return [value for info in of for value in zip(info.names, (info.shape, ()), (info.dtype, "?"), strict=True)]
 
 
@@ -271,21 +272,23 @@ ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "numbers": RolloutField(Axes.ENDS, _if_named("<i8")),
     "versions": RolloutField(Axes.WORKERS, _versions),
 }
-"""Everything in a slot: ``infos`` as each step returned them, ``seen`` what of them came with each observation,
-``finals`` the observations that episodes ended with. Of several agents also by index the policy that acted in each row,
-or :data:`~parenv.memory.agent_layout.NOBODY`; the one that was ``assigned`` to it last, also where its agent is not
-there; the version that acted first, where it is not that of the rollout, else -1; the number of the episode that ended;
-and the version of each policy."""
+"""Fields of a slot. ``infos`` are those that each step returned, ``seen`` those that came with each observation, and
+``finals`` the final observations of episodes.
+
+Only named policies have the following fields. ``policies`` is the index of the policy that acted in each row, or
+:data:`~parenv.memory.agent_layout.NOBODY`. ``assigned`` is the policy that was assigned to the row last, even if its
+agent is absent. ``first_versions`` is the version that acted first if it is not the version of the rollout, else -1.
+``numbers`` are the numbers of the episodes that ended, and ``versions`` has the version of each policy."""
 
 ON_DEVICE = ("observations", "actions", "extras")
-"""What of it may lie in memory of a device: what a policy on that device takes and returns."""
+"""Fields that may be stored in memory of a device: arguments and results of a policy on this device."""
 
 PLAIN = {
     name: field.axes
     for name, field in ROLLOUT_FIELDS.items()
     if isinstance(field.of, str) and field.axes in (Axes.COLUMNS, Axes.STEPS)
 }
-"""What a rollout has under the same name just as it lies in the slot."""
+"""Fields of a rollout that are arrays of the slot under the same name."""
 
 
 @dataclass(frozen=True)
@@ -299,7 +302,7 @@ class Field:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of what it has for one index of its first axis."""
+        """Bytes of one index of the first axis."""
         return np.dtype(self.dtype).itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
 
 
@@ -344,17 +347,17 @@ def _tensor(block: Any, field: Field) -> Any:
 
 @lru_cache(maxsize=64)
 def torch_dtype(dtype: Any) -> Any:
-    """What torch calls a dtype of numpy's."""
+    """Return the torch dtype of a numpy dtype."""
     import torch
 
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
-    """From the plain data of a message, whoever has sent it.
+    """Read extras and carry from the plain data of a message, which another machine may have sent.
 
     Raises:
-        ProtocolError: these are not different arrays of numbers.
+        ProtocolError: The data does not describe different arrays of numbers.
     """
     try:
         found = tuple(
@@ -383,15 +386,19 @@ def _check_path(path: tuple[Any, ...]) -> None:
 
 
 def infos_as_data(infos: Sequence[Info]) -> list[Any]:
-    """As plain data for a message."""
+    """Return infos as plain data for a message."""
     return [[info.name, list(info.shape), info.dtype, info.acted_on] for info in infos]
 
 
 def infos_from_data(data: Sequence[Any], defaults: Mapping[str, Any] = NO_DEFAULTS) -> tuple[Info, ...]:
-    """The inverse of :func:`infos_as_data`, whoever has sent it, with the user's defaults by name.
+    """Read infos from the plain data of a message, which another machine may have sent.
+
+    Args:
+        data: Data of :func:`infos_as_data`.
+        defaults: Defaults that the user gave, by name.
 
     Raises:
-        ProtocolError: these are not different arrays of numbers.
+        ProtocolError: The data does not describe different arrays of numbers.
     """
     arrays, _ = extras_and_carry(data, ())
     return tuple(Info(a.name, a.shape, a.dtype, a.postprocessed, defaults.get(a.name)) for a in arrays)
@@ -408,12 +415,12 @@ def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:
 
 
 def leaves_as_data(leaves: Sequence[Leaf]) -> list[Any]:
-    """As plain data for a message."""
+    """Return leaves as plain data for a message."""
     return [[list(leaf.path), list(leaf.shape), leaf.dtype] for leaf in leaves]
 
 
 def leaves_from_data(data: Sequence[Any]) -> tuple[Leaf, ...]:
-    """From the plain data of a message: the inverse of :func:`leaves_as_data`."""
+    """Read leaves from the plain data of a message, see :func:`leaves_as_data`."""
     return tuple(Leaf(tuple(path), tuple(shape), dtype) for path, shape, dtype in data)
 
 
@@ -454,13 +461,13 @@ def slot_layout(spec: SlotSpec, num_envs: int, num_workers: int) -> SlotLayout:
 
 @lru_cache(maxsize=1024)
 def part_of_slot(rollout_length: int, position: int, first: int, stop: int) -> Mapping[str, Any]:
-    """By field, the part of its arrays that belongs to one worker, or to several whose columns are adjacent.
+    """Return the part of each field's arrays that belongs to one worker, or to several with adjacent columns.
 
     Args:
-        rollout_length: ``T``.
-        position: of the worker among those of the slot, or of the first.
-        first: its first column.
-        stop: the column behind its last.
+        rollout_length: Number of rows in time, ``T``.
+        position: Position of the first of these workers among those of the slot.
+        first: First column.
+        stop: Column behind the last one.
     """
     columns = slice(first, stop)
     of_axes: dict[Axes, Any] = {
@@ -483,7 +490,7 @@ def aligned(size: int, to: int = ALIGNMENT) -> int:
 
 
 def place(wanted: Sequence[Array], offset: int) -> tuple[list[Field], int]:
-    """Put arrays one behind the other, each on a cache line; also where the last one ends."""
+    """Place arrays one behind the other, each on a cache line. Return them and the end of the last one."""
     placed = []
     for name, shape, dtype in wanted:
         placed.append(Field(name, shape, dtype, offset))

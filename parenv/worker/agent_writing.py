@@ -1,4 +1,4 @@
-"""Writing one worker's rows of agents into a rollout slot."""
+"""Writers of one worker's rows in the slots of named policies."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class GroupWriter(RolloutWriter):
         self._records: list[tuple[float, int, int]] = []
 
     def begin_rows(self, rows: Rows, seen: Mapping[str, Any], who: Any, restarted: Any) -> None:
-        """Begin a rollout with these observations.
+        """Begin a rollout.
 
         Args:
-            rows: one array ``[R, ...]`` per leaf.
-            seen: the infos that came with them, by name ``[R, ...]``.
-            who: acts in each row, ``[R]``.
-            restarted: bool ``[R]``.
+            rows: First observations, one array ``[R, ...]`` per leaf.
+            seen: Infos that came with them, each ``[R, ...]``.
+            who: Index of the policy that acts in each row, ``[R]``.
+            restarted: Whether a row does not follow the rollout before, bool ``[R]``.
         """
         self._records = []
         self.begin(rows)
@@ -55,26 +55,26 @@ class GroupWriter(RolloutWriter):
         self.blank(np.flatnonzero(who == NOBODY), 0)
 
     def blank(self, rows: Any, step: int) -> None:
-        """Leave nothing of former rollouts in rows in which nobody acts from a step on."""
+        """Clear rows from a step on, since no policy acts in them and the slot holds an older rollout."""
         if len(rows):
             for blocks in self.blocks.values():
                 for block in blocks:
                     block[step:, rows] = 0
 
     def note(self, row: int, step: int, policy: int) -> None:
-        """From a step on, somebody else acts in a row, or nobody."""
+        """Set the policy that acts in a row from a step on, or :data:`~parenv.memory.agent_layout.NOBODY`."""
         self.policies[step:, row] = policy
         if policy == NOBODY:
             self.blank(np.array([row]), step)
 
     def write_some(self, steps: Any, rows: Any, actions: Sequence[Any], extras: Mapping[str, Any]) -> list[Any]:
-        """Write what a policy returned for some rows; the actions in the dtypes of the space, one array per leaf.
+        """Write actions and extras of a policy for some rows. Return the actions in the dtypes of the space, by leaf.
 
         Args:
-            steps: one for all, or ``[n]``.
-            rows: ``[n]``.
-            actions: ``[n, ...]`` per leaf.
-            extras: likewise, by the names under which they lie here.
+            steps: Step of all rows, or of each, ``[n]``.
+            rows: Indices of the rows, ``[n]``.
+            actions: Actions, ``[n, ...]`` per leaf.
+            extras: Extras by their names in the slot, each ``[n, ...]``.
         """
         for block, values in zip(self.blocks["actions"], actions, strict=True):
             block[steps, rows] = as_array(values)
@@ -83,60 +83,60 @@ class GroupWriter(RolloutWriter):
         return [block[steps, rows] for block in self.blocks["actions"]]
 
     def blank_postprocessed(self) -> None:
-        """Leave nothing of what ``postprocess`` returned for former rollouts."""
+        """Clear the extras that ``postprocess`` returned for an older rollout."""
         for extra in self._spec.extras:
             if extra.postprocessed:
                 self._extras[extra.name][:] = 0
 
     def add(self, extras: Mapping[str, Any], rows: Any, alive: Any) -> None:
-        """Write what ``postprocess`` returned for some rows, ``[T, n, ...]``, where they were alive, ``[T, n]``."""
+        """Write extras that ``postprocess`` returned for some rows, ``[T, n, ...]``, at steps where they were alive."""
         steps, which = np.nonzero(alive)
         for name, value in extras.items():
             self._extras[name][steps, rows[which]] = as_array(value)[steps, which]
 
     def begin_anew(self, row: int, carry: Mapping[str, Any]) -> None:
-        """What is in a row does not follow the rollout before; it begins with this carry."""
+        """Flag a row as restarted, and begin it with this carry."""
         self.plain["restarted"][row] = True
         self.first_versions[row] = -1
         self.write_carry(carry, row)
 
     def goes_on(self, row: int, step: int) -> bool:
-        """Whether somebody acted in a row at a step, and did not end with it."""
+        """Return whether a policy acted in a row at a step, and its episode did not end there."""
         return self.policies[step, row] != NOBODY and (step, row) not in {end[:2] for end in self.ends}
 
     def keep_final(self, row: int, step: int) -> None:
-        """An episode will be said to end with what is observed there."""
+        """Copy the observation of a step as the final one of the next end that is added."""
         for finals, block in zip(self.finals, self.blocks["observations"], strict=True):
             finals[len(self.ends)] = block[step, row]
 
     def add_end(self, end: End, episode_return: float, length: int, number: int) -> None:
-        """An episode, or an agent's part of one, has ended."""
+        """Add the end of an episode, or of an agent's part of one."""
         self.ends.append(end)
         self._records.append((episode_return, length, number))
 
     def finish(self, assigned: Any) -> None:
-        """Write where episodes ended, and who acts in each row, ``[R]``, if its agent is there."""
+        """Write the episode ends, and the policy that is assigned to each row, ``[R]``."""
         self.own["assigned", 0][:] = assigned
         returns, lengths, numbers = zip(*self._records, strict=True) if self._records else ((), (), ())
         self.write_ends(returns, lengths)
         self.own["numbers", 0][: len(numbers)] = numbers
 
     def ended(self) -> tuple[Any, list[int]]:
-        """The records of what has ended, and the numbers of the episodes."""
+        """Return the records of the ends, and the numbers of their episodes."""
         return self.end_records().copy(), [number for _, _, number in self._records]
 
 
 class AgentWriter:
-    """One worker's part of one slot.
+    """One worker's part of one slot of named policies.
 
     Args:
-        spec: what the slot holds.
-        arrays: of each group.
-        columns: this worker's, a column for each sub-environment.
+        spec: Content of the slot.
+        arrays: Arrays of each group.
+        columns: Sub-environments of this worker.
 
     Attributes:
-        groups: a writer for each.
-        versions: of each policy, int64 ``[P]``.
+        groups: Writer of each group.
+        versions: Version of each policy, int64 ``[P]``.
     """
 
     def __init__(self, spec: SlotSpec, arrays: Sequence[Arrays], columns: Columns) -> None:
@@ -145,7 +145,7 @@ class AgentWriter:
 
     @cached_property
     def steps(self) -> list[tuple[list[Any], list[Any], list[Any]]]:
-        """By step, rows for what is observed behind it, its infos, and rewards, of each group; cut up once for all."""
+        """Rows for next observations, infos and rewards of each group, by step; sliced once for all rollouts."""
         T = self.groups[-1].policies.shape[0]
         observed = [[mine.observations[t + 1] if mine.observations else () for mine in self.groups] for t in range(T)]
         seen = [[mine.infos.after(t) for mine in self.groups] for t in range(T)]

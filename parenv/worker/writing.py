@@ -1,4 +1,4 @@
-"""Writing one worker's columns of a rollout slot."""
+"""Writers of one worker's columns of rollout slots."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class RolloutWriter:
     Attributes:
         arrays: Arrays of the group.
         columns: Rows of this worker.
-        own: this worker's part of all that lies there, by field; ``"observations", 0`` are all those of a space that is
-            a single array, ``[T + 1, B, ...]``, and ``"actions", 0`` likewise ``[T, B, ...]``.
-        plain: this worker's part of the fields that are in a rollout just as they lie here, by name.
-        observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
-        action_rows: likewise those of the actions, 0 to T - 1.
-        infos: rows of the infos that were named.
+        own: This worker's part of each array, by field and key. If a space is a single array, ``"observations", 0`` has
+            all observations, ``[T + 1, B, ...]``, and ``"actions", 0`` all actions, ``[T, B, ...]``.
+        plain: This worker's part of the fields in :data:`~parenv.memory.layout.PLAIN`, by name.
+        observations: Rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
+        action_rows: Rows of the actions at every step, 0 to T - 1, one array or list ``[B, ...]`` per leaf.
+        infos: Rows of the infos that the user named.
     """
 
     def __init__(self, spec: SlotSpec, arrays: Sequence[Arrays], columns: Columns, group: int = 0) -> None:
@@ -84,9 +84,9 @@ class RolloutWriter:
             assign(block, ALL, row)
 
     def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any], columns: slice = ALL) -> Rows:
-        """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
+        """Write actions and extras that the policy returned. Return the actions in the dtypes of the space."""
         written = self.action_rows[step]
-        # Of most there is one, and a pair of lists to go through costs as much as a step of a cheap environment.
+        # Most spaces have one leaf, and a loop over two lists costs as much as a step of a cheap environment.
         if len(written) == 1 and type(actions[0]) is np.ndarray is type(written[0]):
             written[0][columns] = actions[0]
         else:
@@ -97,29 +97,29 @@ class RolloutWriter:
         return written
 
     def write_extras(self, extras: Mapping[str, Any], where: Any = ALL) -> None:
-        """Write what the policy returned beside the actions, or ``postprocess``, in arrays, lists or tensors."""
+        """Write extras that the policy or ``postprocess`` returned, in arrays, lists or tensors."""
         for name, value in extras.items():
             assign(self._extras[name], where, value)
 
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
-        """Write anew what the policy returned for one column."""
+        """Replace the action and the extras of one column by others."""
         for row, values in zip(self.action_rows[step], actions, strict=True):
             row[column] = array_or_list(values)[column]
         for name, value in extras.items():
             self._extras[name][step][column] = as_array(value)[column]
 
     def write_carry(self, carry: Any, columns: Any = ALL) -> None:
-        """Write the carry that the first row is acted with."""
+        """Write the carry before the first row."""
         for block, values in zip(self._carry, flatten(self._spec.carry, carry) if self._carry else (), strict=True):
             block[columns] = as_array(values)[columns]
 
     @property
     def num_ends(self) -> int:
-        """How many episodes have ended so far."""
+        """Number of episodes that have ended so far."""
         return len(self.ends) + self._added_ends
 
     def add_ends(self, columns: Any) -> Any:
-        """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
+        """Return records for ends of some sub-environments of a batch, :data:`~parenv.memory.layout.END_DTYPE`."""
         begin = self.num_ends
         self._added_ends += len(columns)
         records = self.own["ends", 0][begin : begin + len(columns)]
@@ -127,7 +127,7 @@ class RolloutWriter:
         return records
 
     def write_ends(self, returns: Any, lengths: Any) -> None:
-        """Write where and how episodes of single environments ended, with the return and length of each, ``[K]``."""
+        """Write the ends of single environments, with the return and length of each episode, ``[K]``."""
         if self.ends:
             steps, columns, terminated, truncated, seconds, _, counts = map(list, zip(*self.ends, strict=True))
             self.plain["terminated"][steps, columns] = terminated
@@ -141,17 +141,17 @@ class RolloutWriter:
         self.own["commits", 0]["num_ends"] = self.num_ends
 
     def end_records(self) -> Any:
-        """The episode ends of this rollout, as :data:`~parenv.memory.layout.END_DTYPE`."""
+        """Return the episode ends of this rollout, :data:`~parenv.memory.layout.END_DTYPE`."""
         return self.own["ends", 0][: self.num_ends]
 
     def ended_since(self, known: int) -> list[int]:
-        """Columns of the ends behind so many."""
+        """Return the columns of all ends but the first ``known``."""
         if self.ends:
             return [end.column for end in self.ends[known:]]
         return (self.end_records()[known:]["column"] - self.columns.first).tolist()  # type: ignore[no-any-return]
 
     def stamp(self, **commit: float) -> None:
-        """Write the commit record, field by field, ``sequence`` last: from then on the slot holds this rollout."""
+        """Write the commit record field by field. ``sequence`` comes last: it makes the slot hold this rollout."""
         record = self.own["commits", 0]
         for name, value in commit.items():
             record[name] = value
@@ -202,12 +202,12 @@ def writer_in_own_memory(make: MakeWriter[Writer], spec: SlotSpec, batch: int) -
 
 
 class OpenEpisodes:
-    """Return and length so far of the episodes that rollouts cut in two.
+    """Return and length so far of the episodes that the end of a rollout cuts in two.
 
     Args:
-        num_envs: sub-environments.
-        returns: so far, float64 ``[num_envs]``.
-        lengths: so far, int64 ``[num_envs]``.
+        num_envs: Number of sub-environments.
+        returns: Returns so far, float64 ``[num_envs]``.
+        lengths: Lengths so far, int64 ``[num_envs]``.
     """
 
     def __init__(self, num_envs: int, returns: Any = None, lengths: Any = None) -> None:
@@ -215,24 +215,22 @@ class OpenEpisodes:
         self._lengths = np.zeros(num_envs, np.int64) if lengths is None else np.array(lengths)
 
     def columns(self) -> list[Any]:
-        """Returns and lengths so far."""
+        """Return returns and lengths so far."""
         return [self._returns.copy(), self._lengths.copy()]
 
     def forget(self, column: int) -> None:
-        """Leave the episode of a column."""
+        """Forget the episode of a column."""
         self._returns[column], self._lengths[column] = 0.0, 0
 
     def close(self, rewards: Any, ends: Sequence[End]) -> tuple[Any, Any]:
-        """Return and length of each episode that ended in a rollout; what is left over is kept for the next.
+        """Return the return and length of each episode that ended in a rollout, float64 ``[K]`` and int64 ``[K]``.
 
-        What a wrapper has recorded goes before what the rewards say, which other wrappers may have changed.
+        The open episodes are kept for the next rollout. The record of a wrapper has priority over the sum of rewards,
+        since another wrapper may have changed these.
 
         Args:
-            rewards: ``[T, B]``.
-            ends: of episodes.
-
-        Returns:
-            float64 ``[K]`` and int64 ``[K]``.
+            rewards: Rewards of the rollout, ``[T, B]``.
+            ends: Episode ends in it.
         """
         T, B = rewards.shape
         if not ends:  # As in most rollouts of long episodes.
@@ -259,6 +257,6 @@ class OpenEpisodes:
 
 
 def _sums(rewards: Any, begins: Any) -> Any:
-    """Of rewards ``[T, B]``, column behind column, from each of these places to the next."""
+    """Sum rewards ``[T, B]``, taken column by column, from each place to the next."""
     with np.errstate(all="ignore"):
         return np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
