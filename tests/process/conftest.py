@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -11,20 +10,21 @@ import pytest
 
 from parenv.supervision import launch
 
-PRELOAD = ("pytest", "hypothesis", "psutil", "parenv.testing", "stable_baselines3")
+PRELOAD = ("pytest", "psutil", "parenv.testing")
+LIBRARIES = {"sb3": "stable_baselines3", "sb3_accelerate": "stable_baselines3", "vector_traces": "hypothesis"}
+"""What takes longer and only the tests of a few files need, by their names."""
 
 
 @pytest.fixture(autouse=True)
-def modules_are_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    local_launch = launch.local_launch
+def modules_are_imported_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    local_launch, library = launch.local_launch, LIBRARIES.get(request.path.stem.removeprefix("test_"))
 
     def with_torch(*arguments: Any, **more: Any) -> Any:
         return local_launch(*arguments, **{**more, "torch": True})
 
     for module in ("parenv.pool.opening", "parenv.population.session", "parenv.vector.process_backend"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)
-    installed = tuple(name for name in PRELOAD if importlib.util.find_spec(name))
-    monkeypatch.setattr(launch, "PRELOAD", (*launch.PRELOAD, *installed))
+    monkeypatch.setattr(launch, "PRELOAD", (*launch.PRELOAD, *PRELOAD, *([library] if library else [])))
 
 
 @pytest.fixture
