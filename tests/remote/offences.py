@@ -419,6 +419,14 @@ OFFENCES: dict[str, Offence] = {
     "speaks for an old generation": Offence(
         "credits", says(*IN_ANOTHERS_NAME, about=(1, 7)), "which it does not have", "old generation", 7, False
     ),
+    "answers for others": Offence(
+        "asked",
+        lambda run: [(run.answers(), about) for about in ((0, 0), (7, 0), (1, 7))],
+        "which it does not have",
+        "old generation",
+        3,
+        False,
+    ),
     "a heartbeat of no slots": Offence(
         "credits", says(Heartbeat([1], b""), about=HOST), "a heartbeat has a status slot"
     ),

@@ -303,29 +303,6 @@ def test_no_text_of_a_host_moves_a_terminal(hosts: Any, fake: FakeHost, caplog: 
 
 
 @pytest.mark.more
-def test_a_key_that_sends_what_it_may_not_again_and_again_joins_no_more(
-    hosts: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected: dict[int, tuple[int, ...]] = {}
-    with serving(hosts) as pool, caplog.at_level(logging.WARNING, logger="parenv"):
-        for count in range(1, 4):
-            fake = FakeHost(hosts)
-            fake.join()
-            take(pool, expected, until=lambda: pool.statistics().hosts == 2)
-            fake.say(frames("garbage"))
-            take(pool, expected, until=lambda count=count: refused(pool, "malformed message")() == count)
-            fake.close()
-        fake = FakeHost(hosts)
-        fake.join()
-        take(pool, expected, until=lambda: refused(pool, "barred")() == 1)
-        _, refusal = fake.hear(Refuse)
-        assert "3 times" in refusal.reason
-        fake.close()
-        assert pool.statistics().hosts == 1
-        assert caplog.text.count("host host5 sent what it may not") == 1
-
-
-@pytest.mark.more
 def test_the_connection_of_an_offender_ends_and_nothing_more_of_it_is_read(
     hosts: Any, fake: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,22 +455,6 @@ def test_messages_that_a_host_counts_and_never_sends_are_awaited_for_one_step(ho
         envs.reset()
         with pytest.raises(WorkerTimeoutError, match=r"did not answer within step_timeout_s=1 s .*\s+stuck$"):
             step(envs)
-
-
-@pytest.mark.more
-def test_answers_in_another_workers_name_are_dropped_and_counted(hosts: Any, stepping: Any) -> None:
-    def misbehave(host: SteppingHost, sender: Sender, good: Any) -> None:
-        host.say(good, Sender(1 - sender.worker, 0))
-        host.say(good, Sender(7, 0))
-        host.say(good, sender)
-
-    stepping(1, misbehave)
-    stepping(1)
-    envs = make_envs(hosts, 2)
-    with contextlib.closing(envs):
-        envs.reset()
-        assert sorted(step(envs)[1].tolist()) == [1.0, 1.0, 666.0, 666.0]
-        assert refused_by(envs) == {"old generation": 2}
 
 
 @pytest.mark.more
