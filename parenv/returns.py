@@ -1,18 +1,17 @@
 """Advantages and return targets over time-major blocks ``[T, B]``.
 
-All functions take and give arrays of one shape, ``[T, B]`` (or ``[T]``), dtype float32 or float64. Where one is given
-as a tensor, tensors come back, on its device and without a gradient; those on the CPU are read without a copy.
-``next_values[t]`` is the value of the *true* next observation
-of step ``t``: the final one where an episode ended at ``t``, the last one at the edge of the rollout.
-``Rollout.next_values`` computes it.
+All functions take and return arrays of one shape, ``[T, B]`` (or ``[T]``), dtype float32 or float64. If an argument is
+a tensor, the results are tensors on its device without a gradient. Tensors on the CPU are read without a copy.
+``next_values[t]`` is the value of the *true* next observation of step ``t``: the final observation if an episode ended
+at ``t``, and the last observation at the edge of the rollout. ``Rollout.next_values`` computes it.
 
-A terminated step bootstraps nothing. A truncated step bootstraps from ``next_values`` and, like a terminated one,
-stops the recursion: what follows belongs to another episode. Where the value that a truncated step would bootstrap from
-is NaN, as that of an observation that the environment has not given, :func:`gae` and :func:`vtrace` give the step no
-advantage and its own value as target; the other two give NaN. What is not ``valid`` has no part in anything.
+A terminated step does not bootstrap. A truncated step bootstraps from ``next_values``. Both stop the recursion, since
+the next step belongs to another episode. If the environment did not return the final observation of a truncated step,
+``next_values`` is NaN. :func:`gae` and :func:`vtrace` then use advantage 0 and the value of the step as target; the
+other two return NaN. Steps that are not ``valid`` have no effect.
 
-Where rows are agents, ``alive``, bool ``[T, B]``, says when they are there (:class:`~parenv.AgentRollout`). It does
-what ``valid`` does, and all results are zero where nobody is; a step whose next one has no part is as if truncated.
+If rows are agents, ``alive``, bool ``[T, B]``, is true while an agent is present (:class:`~parenv.AgentRollout`). Steps
+that are not ``alive`` have no effect, and all results are zero for them. A step before such a step counts as truncated.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is fa
 
 
 class VTrace(NamedTuple):
-    """What :func:`vtrace` returns: value targets ``v_s`` and policy-gradient advantages, both ``[T, B]``.
+    """Result of :func:`vtrace`: value targets ``v_s`` and policy-gradient advantages, both ``[T, B]``.
 
     >>> no, ones = [False, False], [1.0, 1.0]
     >>> found = vtrace([0.0, 0.0], [0.0, 0.0], ones, [0.5, 0.5], [0.5, 0.5], no, no, gamma=1.0)
@@ -66,7 +65,7 @@ def gae(
         truncated: bool ``[T, B]``.
         gamma: discount per step.
         gae_lambda: the lambda of the exponential average.
-        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere advantages are 0 and targets the values; ``None``: all.
+        valid: ``Rollout.valid``, bool ``[T, B]``. Others get advantage 0 and their value as target. ``None``: all.
         alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
@@ -110,7 +109,7 @@ def discounted_returns(
         terminated: bool ``[T, B]``.
         truncated: bool ``[T, B]``.
         gamma: discount per step.
-        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere the return is 0; ``None``: all.
+        valid: ``Rollout.valid``, bool ``[T, B]``. The return of other steps is 0. ``None``: all.
         alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
@@ -143,8 +142,8 @@ def n_step_returns(
 ) -> Any:
     """n-step return targets (Sutton and Barto, *Reinforcement Learning*, 2nd ed., eq. 7.1).
 
-    The sum runs over at most ``n`` rewards, fewer where the episode or the rollout ends before, and
-    bootstraps from the value of the true next observation of the last step that it uses.
+    The sum has at most ``n`` rewards, and fewer if the episode or the rollout ends before. It bootstraps from the value
+    of the true next observation of its last step.
 
     Args:
         rewards: ``[T, B]``.
@@ -153,7 +152,7 @@ def n_step_returns(
         truncated: bool ``[T, B]``.
         n: steps per target, at least 1.
         gamma: discount per step.
-        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere the target is 0; ``None``: all.
+        valid: ``Rollout.valid``, bool ``[T, B]``. The target of other steps is 0. ``None``: all.
         alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
@@ -207,7 +206,7 @@ def vtrace(
         rho_bar: truncation of the importance weights in the temporal differences.
         c_bar: truncation of the importance weights in the trace.
         trace_lambda: the lambda of remark 2; 1 gives the n-step Bellman target on policy.
-        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere advantages are 0 and targets the values; ``None``: all.
+        valid: ``Rollout.valid``, bool ``[T, B]``. Others get advantage 0 and their value as target. ``None``: all.
         alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
@@ -239,10 +238,10 @@ def vtrace(
 
 
 def _steps(**given: Any) -> tuple[list[Any], Callable[[Array], Any]]:
-    """What a function was given, as :func:`_blocks`, with steps that have no part in anything made ends of no gain.
+    """Convert arguments as :func:`_blocks` does, and make steps without effect ends without reward.
 
     Returns:
-        All but ``valid`` and ``alive``, in their order; and what makes a result a tensor.
+        All arguments but ``valid`` and ``alive``, in their order, and a function that makes a tensor of a result.
     """
     blocks, as_given = _blocks(**{name: block for name, block in given.items() if block is not None})
     valid, alive = blocks.pop("valid", np.True_), blocks.pop("alive", np.True_)
@@ -269,19 +268,19 @@ def _backward_sum(terms: Array, decay: Array) -> Array:
 
 
 def _unless(nothing: Array, values: Array) -> Array:
-    """The values, but zero, whatever they are, where there is nothing to come."""
+    """Return the values, and zero in place of the values after a last step, even for NaN."""
     return np.where(nothing, values.dtype.type(0), values)
 
 
 def _blocks(**given: Any) -> tuple[dict[str, Any], Callable[[Array], Any]]:
-    """What a function was given, by the names of its arguments, as arrays of the same shape.
+    """Convert arguments to arrays by name, and check that they have the same shape.
 
     Returns:
-        Flags as booleans, all else in the precision of the most precise; and what makes a result a tensor, if something
-        was given as one.
+        Flags as booleans and all others in the highest precision of them, and a function that makes a tensor of a
+        result if an argument is a tensor.
 
     Raises:
-        ConfigurationError: they have different shapes, which numpy would broadcast to another one.
+        ConfigurationError: Shapes differ. Numpy would broadcast them to another shape.
     """
     tensor = next((block for block in given.values() if hasattr(block, "detach")), None)
     arrays = {name: as_array(block) for name, block in given.items()}

@@ -1,4 +1,4 @@
-"""Who holds which slot: free, written by workers, or leased to the user until the last array over it is gone."""
+"""States of slots: free, written by workers, or leased to the user until the last array over a slot is gone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Slots:
     """The slots of one shared memory.
 
     Args:
-        memory: the mapping they lie in.
-        offset: where the first begins, in bytes.
-        stride: distance between two, in bytes.
-        count: how many there are.
-        device: where the other part of each lies, or ``None``.
-        device_stride: distance between two there, in bytes.
+        memory: Mapping with the slots.
+        offset: Offset of the first slot, in bytes.
+        stride: Distance between two slots, in bytes.
+        count: Number of slots.
+        device: Memory of a device with the other part of each slot, or ``None``.
+        device_stride: Distance between two slots in that memory, in bytes.
     """
 
     memory: mmap.mmap
@@ -41,13 +41,13 @@ class Slots:
 
     @property
     def leased(self) -> int:
-        """How many slots the user holds arrays of."""
+        """Number of slots with arrays that the user holds."""
         self._collect()
         return len(self._leases)
 
     @property
     def free(self) -> int:
-        """How many slots nobody holds."""
+        """Number of free slots."""
         self._collect()
         return len(self._free)
 
@@ -55,7 +55,7 @@ class Slots:
         """Take a free slot, the one used last, whose memory is warm. Only while :attr:`free` is positive."""
         self._collect()
         if self.device is not None:
-            # Whoever let go of it may have asked the device to read it first.
+            # The last user of the slot may have queued a copy from it on the device, which has to finish first.
             self.device.finish()
         return self._free.pop()
 
