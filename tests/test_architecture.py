@@ -212,7 +212,7 @@ LARGE_ON_PURPOSE = {
     "supervision/supervisor.py:Supervisor": "the states that a worker goes through from its death to its return",
     "supervision/workers.py:Workers": "all that can be said to workers and heard of them, a few lines each",
     "vector/env.py:ParallelVectorEnv": "the attributes that Gymnasium's vector envs have, and their methods",
-    "vector/process_backend.py:ProcessBackend": "a whole backend, over wake-ups, the step buffer and the supervisor",
+    "vector/backend.py:Backend": "all workers of a vector env, over wake-ups, the step buffer and the supervisor",
     "vector/vector_session.py:VectorSession": "where every request stands, whatever happens meanwhile",
 }
 

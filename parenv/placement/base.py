@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -147,13 +147,10 @@ class Placement(Protocol):
 
 
 class Notifier(Protocol):
-    """Wakes a worker on this machine or on a host.
+    """Wakes a worker on this machine or on a host."""
 
-    Attributes:
-        notify: Function that adds a number to the worker's wake-up, see :mod:`parenv.process.wake_up`.
-    """
-
-    notify: Callable[[int], object]
+    def notify(self, value: int, /) -> object:
+        """Add a number to the sum that the worker wakes with, see :mod:`parenv.process.wake_up`."""
 
     def close(self) -> None:
         """Close its descriptor. Idempotent."""

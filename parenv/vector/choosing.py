@@ -13,7 +13,7 @@ from parenv.envs.step_cost import measured_step_s
 from parenv.errors import WorkerTimeoutError
 from parenv.process.cores import usable_cores
 from parenv.process.spinning import WAKE_UP_S
-from parenv.vector.process_backend import ProcessBackend
+from parenv.vector.backend import Backend
 from parenv.vector.vector_plan import VectorPlan, shared_out
 from parenv.vector.vector_session import VectorSession
 
@@ -41,7 +41,6 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
         return plan, session, None
     try:
         step_s = session.measured_step(plan.job.options.start_timeout_s)
-        assert isinstance(session.backend, ProcessBackend)
         waking_s = round_trip_s(session.backend, plan.job.options.start_timeout_s)
     except BaseException as error:
         session.close(plan.job.options.close_timeout_s)
@@ -96,7 +95,7 @@ def rows_of_caller(num_envs: int, workers: int, step_s: float, waking_s: float) 
     return max(1, min(int(rows), num_envs - workers))
 
 
-def round_trip_s(backend: ProcessBackend, timeout_s: float) -> float:
+def round_trip_s(backend: Backend, timeout_s: float) -> float:
     """Seconds until all workers, woken at once, have woken this process: the median of several times.
 
     Raises:

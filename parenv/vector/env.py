@@ -150,8 +150,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._refusal = f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
         about = session.close, plan.job.options.close_timeout_s, ClosedEnvironmentError, self._refusal
         self._one_thread = OneThread(self, "the vector env", session.owner, session, *about)
-        self.num_workers = 0 if plan.inline else len(plan.worker_shares)
-        self.num_caller_envs = plan.caller_rows
+        self.num_workers = len(plan.worker_shares)
+        self.num_caller_envs = plan.caller_rows if plan.worker_shares else 0
         self.metadata, self.render_mode = session.metadata, session.render_mode
         of_all = session.spaces
         self.single_observation_space, self.observation_space = of_all.single_observation, of_all.observation
@@ -182,7 +182,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """The sub-environments themselves, as in ``SyncVectorEnv``; with ``num_workers=0`` only."""
         if self.num_workers:
             raise AttributeError("the sub-environments are in its workers: call() reaches them, or use num_workers=0")
-        return list(self._session.backend.envs)  # type: ignore[union-attr]
+        return list(self._session.backend.envs)
 
     @property
     def np_random_seed(self) -> Any:

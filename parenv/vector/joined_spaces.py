@@ -56,8 +56,9 @@ def rebuilt(ready: Sequence[StepReady]) -> list[SpacesOfWorker]:
         {name: (list(map(rebuild, described)), which) for name, (described, which) in one.spaces.items()}
         for one in ready
     ]
-    for name, of_each in ready[0].generators.items():
-        set_generators(found[0][name][0][0], of_each)
+    for one in ready[:1]:
+        for name, of_each in one.generators.items():
+            set_generators(found[0][name][0][0], of_each)
     return found
 
 

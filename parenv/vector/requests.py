@@ -31,10 +31,13 @@ class Requests:
         self.away: set[int] = set()
         self.worker_of = np.repeat(np.arange(len(shares)), shares)
 
+    def add(self, wake_up: Notifier) -> None:
+        """Add the wake-up of the last worker."""
+        self._wake_ups.append(wake_up)
+
     def lie_on(self, step_buffer: StepBuffer) -> None:
         """Be told where the rings are."""
-        # Behind those of the workers may lie one that is not rung for from here: the caller's.
-        self._rings = np.split(step_buffer.orders, np.cumsum(self._shares))
+        self._rings = np.split(step_buffer.orders, np.cumsum(self._shares[:-1]))
 
     def of_all(self) -> None:
         """A step of every sub-environment."""
@@ -42,18 +45,15 @@ class Requests:
             if worker not in self.away:
                 wake_up.notify(ALL)
 
-    def of(self, env_ids: Sequence[int], reset: bool) -> None:
+    def of(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """A step of some of them, or an episode to begin."""
         ids = np.asarray(env_ids, np.int64)
         workers = self.worker_of[ids]
-        counts = np.bincount(workers, minlength=len(self._wake_ups))
-        for worker in counts.nonzero()[0].tolist():
-            if worker in self.away:
-                continue
-            if counts[worker] == self._shares[worker] and not reset:
+        for worker in sorted(set(workers.tolist()) - self.away):
+            orders = ids[workers == worker] - self._first[worker]
+            if len(orders) == self._shares[worker] and not reset:
                 self._wake_ups[worker].notify(ALL)
             else:
-                orders = ids[workers == worker] - self._first[worker]
                 self._order(worker, ~orders if reset else orders)
 
     def echo(self) -> None:

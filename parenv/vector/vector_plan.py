@@ -54,10 +54,9 @@ class VectorPlan:
 
     Args:
         job: of the workers.
-        inline: whether they are stepped in this process.
         measured: whether a measurement decides that.
         caller_steps: whether this process is to step a part; ``"auto"``: if that is safe and pays.
-        caller_rows: how many sub-environments it steps: the last share, or 0.
+        caller_rows: how many sub-environments it steps: the last share, or 0; all without workers.
         workers_alone: worker processes, if it steps none.
         spin_us: microseconds of looking before sleeping, or ``"auto"``.
         observation_mode: ``"same"``, ``"different"``, or batched and single space.
@@ -68,7 +67,6 @@ class VectorPlan:
     """
 
     job: StepJob
-    inline: bool
     measured: bool
     caller_steps: CallerSteps
     caller_rows: int
@@ -79,6 +77,11 @@ class VectorPlan:
     placement: Placing
     spaces: Spaces | None
     strict_infos: bool
+
+    @property
+    def inline(self) -> bool:
+        """Whether there are no worker processes."""
+        return not self.worker_shares
 
     @property
     def worker_shares(self) -> tuple[int, ...]:
@@ -115,7 +118,6 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
     )
     plan = VectorPlan(
         job=job,
-        inline=True,
         measured=num_workers == "auto" and workers > 0,
         caller_steps=caller_steps,
         caller_rows=0,
@@ -132,14 +134,14 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
 
 def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPlan:
     """The plan with so many worker processes, as even as can be, and so many sub-environments for the caller."""
-    is_local, caller_rows = plan.placement is None, caller_rows if workers else 0
+    is_local, caller_rows = plan.placement is None, caller_rows if workers else plan.num_envs
     job = replace(
         plan.job,
-        shares=split(plan.num_envs - caller_rows, workers) + ((caller_rows,) if caller_rows else ()),
+        shares=(split(plan.num_envs - caller_rows, workers) if workers else ()) + (caller_rows,) * (caller_rows > 0),
         cores=own_cores(workers) if plan.job.options.threads == 1 and is_local and not caller_rows else None,
         spinning=Spinning.of(plan.spin_us, workers + 1, usable_cores()) if is_local else None,
     )
-    return replace(plan, job=job, inline=workers == 0, caller_rows=caller_rows)
+    return replace(plan, job=job, caller_rows=caller_rows)
 
 
 def _caller_steps(given: VectorArguments, workers: int) -> CallerSteps:

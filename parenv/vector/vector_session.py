@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,18 +20,14 @@ from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
 from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
-from parenv.vector.caller_backend import CallerBackend
+from parenv.vector.backend import Backend
 from parenv.vector.ends import EpisodeEnds
-from parenv.vector.inline_backend import InlineBackend
 from parenv.vector.joined_spaces import board_spec, join_spaces
-from parenv.vector.process_backend import ProcessBackend
 from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results
 from parenv.vector.vector_plan import VectorPlan
 
 _ALL = slice(None)
-Backend = ProcessBackend | InlineBackend
-"""Whoever steps the sub-environments of a vector env: processes, or this one."""
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
@@ -52,7 +49,7 @@ class VectorSession:
 
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
         self._plan, self.owner = plan, Owner("the vector env")
-        self.backend = _backend(plan)
+        self.backend = Backend(plan)
         try:
             first, mode = self.backend.first, plan.job.autoreset_mode
             self.spaces = join_spaces(self.backend.spaces, plan.observation_mode, plan.spaces)
@@ -110,9 +107,9 @@ class VectorSession:
         if self._tracks_ends:
             # Before an exception of one of them, with which the results of the others are lost.
             self._ends.note(_ALL)
-        self._hear()
+        has_infos = self._hear()
         step_buffer = self._step_buffer
-        infos = self._restarts.add_to(self.read_infos(None) if self.backend.has_infos else {}, self._all)
+        infos = self._restarts.add_to(self.read_infos(None) if has_infos else {}, self._all)
         if self._tracks_ends:
             self._restarts.delivered(self._all)
         flags = step_buffer.terminated.copy(), step_buffer.truncated.copy()
@@ -304,27 +301,32 @@ class VectorSession:
         if beginning := self.backend.beginning:
             ready[beginning] = False
         self._ready = ready.nonzero()[0]
-        return self.backend.failing or len(self._ready) >= batch_size
+        return bool(self.backend.step_errors) or len(self._ready) >= batch_size
 
-    def _hear(self) -> None:
-        """Take note of what came beside the step buffer; raise what sub-environments raised."""
+    def _hear(self) -> bool:
+        """Take note of what came beside the step buffer; raise what sub-environments raised.
+
+        Returns:
+            Whether there is an info among the last answers.
+        """
         backend = self.backend
-        self._had_infos |= backend.has_infos
+        has_infos = backend.has_infos
+        self._had_infos |= has_infos
         if backend.side_data:
             self._results.take(drained(backend.side_data))
-        if backend.failing:
-            errors = backend.errors()
-            failed = [where.env_id for error in errors if isinstance(where := error.__cause__, SubEnvironmentError)]
-            self._in_flight[[env_id for env_id in failed if env_id is not None]] = False
+        if backend.step_errors:
+            errors = sorted(drained(backend.step_errors), key=_env_id_of)
+            self._in_flight[[env_id for error in errors if (env_id := _env_id_of(error)) < len(self._all)]] = False
             self.under_way = int(np.count_nonzero(self._in_flight))
             raise_all(errors)
         if self._results.left_out:
             self._results.report_left_out()
+        return has_infos
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""
         self._results.take(drained(self.backend.side_data))
-        self.backend.errors()
+        self.backend.step_errors.clear()
         self._ends.note(_ALL)
         self._late = False
 
@@ -359,7 +361,7 @@ class VectorSession:
         self.backend.request(env_ids, reset)
 
 
-def _backend(plan: VectorPlan) -> Backend:
-    if plan.inline:
-        return InlineBackend(plan.job)
-    return CallerBackend(plan) if plan.caller_rows else ProcessBackend(plan)
+def _env_id_of(error: BaseException) -> int:
+    """The sub-environment that raised an exception; a number beyond all of them if the exception does not name it."""
+    where = error.__cause__
+    return sys.maxsize if not isinstance(where, SubEnvironmentError) or where.env_id is None else where.env_id

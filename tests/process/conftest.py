@@ -22,7 +22,7 @@ def modules_are_imported_once(request: pytest.FixtureRequest, monkeypatch: pytes
     def with_torch(*arguments: Any, **more: Any) -> Any:
         return local_launch(*arguments, **{**more, "torch": True})
 
-    for module in ("parenv.pool.opening", "parenv.population.session", "parenv.vector.process_backend"):
+    for module in ("parenv.pool.opening", "parenv.population.session", "parenv.vector.backend"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)
     monkeypatch.setattr(launch, "PRELOAD", (*launch.PRELOAD, *PRELOAD, *([library] if library else [])))
 

@@ -1,4 +1,4 @@
-"""Sub-environments stepped by worker processes: wake-ups for stepping, messages for everything else."""
+"""The workers of a vector env: wake-ups for stepping, messages for everything else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parenv.memory.order import fence
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
-from parenv.placement.base import Launch, Poller, drained
+from parenv.placement.base import Launch, Poller
 from parenv.process.spinning import Spinner
 from parenv.process.wake_up import WakeUp
 from parenv.protocol.messages import Actions, Message, Rows, StepReady
@@ -26,6 +26,7 @@ from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.transport.waiting import MAX_WAIT_S
+from parenv.vector.caller_worker import CallerWorker
 from parenv.vector.joined_spaces import rebuilt
 from parenv.vector.requests import Requests
 from parenv.vector.vector_plan import VectorPlan
@@ -33,60 +34,74 @@ from parenv.vector.vector_plan import VectorPlan
 MESSAGE_TIMEOUT_S = 60.0
 
 
-class ProcessBackend:
-    """Worker processes, on this machine or on hosts.
+class Backend:
+    """Worker processes, on this machine or on hosts, and the share that this process steps.
+
+    Each share has a ring of orders and a wake-up. This process serves the wake-up of its own share while it waits for
+    the workers. With ``num_workers=0``, that is the only share.
 
     Args:
-        plan: checked.
+        plan: Checked plan.
 
     Attributes:
-        spaces: of each worker's sub-environments.
-        first: what says metadata and render mode of the first of them.
-        side_data: what did not go on the step buffer, until somebody takes it.
-        closed: whether it has ended, by itself where a worker is gone for good, or because somebody wanted it.
+        workers: Worker processes; none with ``num_workers=0``.
+        spaces: Spaces of each worker's sub-environments.
+        first: Object with the metadata and the render mode of the first sub-environment.
+        side_data: Data that did not fit into the step buffer.
+        step_errors: Exceptions of sub-environments during steps.
+        warn: Function that shows each warning of workers once.
+        closed: Whether the backend has ended, because of a call to :meth:`close` or because a worker was not restarted.
     """
 
     def __init__(self, plan: VectorPlan) -> None:
         self._plan, self._shares = plan, plan.worker_shares
-        num_workers = len(self._shares)
-        self._with_launch = local_launch(plan.job, {"env_fns": plan.job.factories})
-        self._placement = worker_placement(plan.placement, None, plan.job.options)
-        self._memory = SharedMemory(header_bytes(num_workers))
+        job, all_shares, count = plan.job, plan.job.shares, len(plan.worker_shares)
+        self._with_launch = local_launch(job, {"env_fns": job.factories}, inline=not count)
+        self._placement = worker_placement(plan.placement, None, job.options)
+        self._memory = SharedMemory(header_bytes(len(all_shares)))
         head = self._memory.map()
-        _, self._said, self._has_infos, self._heartbeats = status_slots(head, num_workers).T
-        self._requests = Requests(self._shares, [self._placement.wake_up(worker) for worker in range(num_workers)])
+        _, said, self._has_infos, heartbeats = status_slots(head, len(all_shares)).T
+        self._said, self._heartbeats = said[:count], heartbeats[:count]
+        self._status = [StatusSlot(head, worker) for worker in range(len(all_shares))]
+        self.workers = Workers(self._placement, self._status, self._shares)
+        self.side_data, self.step_errors = self.workers.side_data, self.workers.step_errors
+        self.warn = self.workers.warn
+        self._requests = Requests(all_shares, [self._placement.wake_up(worker) for worker in range(count)])
+        self.request_all, self.request = self._requests.of_all, self._requests.of
         self._answers = WakeUp()
         self._poller: Poller | None = None
-        self._status = [StatusSlot(head, worker) for worker in range(num_workers)]
         self._spun_ns = memoryview(bytearray(8)).cast("q")
-        spinning = plan.job.spinning
         fileno = self._answers.fileno()
-        self._spinner = None if spinning is None else Spinner(spinning, fileno, self._spun_ns)
-        self.workers = Workers(self._placement, self._status, self._shares)
-        self.side_data, self.warn = self.workers.side_data, self.workers.warn
+        self._spinner = None if job.spinning is None else Spinner(job.spinning, fileno, self._spun_ns)
         product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
-        self._supervisor = Supervisor(self.workers, plan.job.options, product)
+        self._supervisor = Supervisor(self.workers, job.options, product)
         self._questions = self._supervisor.questions
-        self._beginning: dict[int, Question | None] = {}
+        self._resets: dict[int, Question | None] = {}
+        self.beginning: list[int] = []
         self._restarted: list[list[int]] = []
         self._dtypes: Any = None
+        self._caller: CallerWorker | None = None
         self.closed = False
         try:
-            ready: list[StepReady] = self._supervisor.start()
-            self.spaces, self.first = rebuilt(ready), ready[0]
+            if plan.caller_rows:
+                self._caller = CallerWorker(job, count, self._status[count], self.workers)
+                self._requests.add(self._caller)
+            ready: list[StepReady] = self._supervisor.start() if count else []
+            self.spaces = rebuilt(ready) + ([] if self._caller is None else [self._caller.spaces])
+            self.first: Any = ready[0] if ready else self.envs[0]
         except BaseException:
-            self.close(plan.job.options.close_timeout_s)
+            self.close(job.options.close_timeout_s)
             raise
+
+    @property
+    def envs(self) -> list[Any]:
+        """The sub-environments that this process steps."""
+        return [] if self._caller is None else self._caller.envs
 
     @property
     def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
         return any(self._has_infos.tolist())
-
-    @property
-    def failing(self) -> bool:
-        """Whether there is something in :meth:`errors`."""
-        return bool(self.workers.step_errors)
 
     @property
     def restarts(self) -> int:
@@ -112,22 +127,19 @@ class ProcessBackend:
         self._placement.lay_out_board(BoardMap(mapping, spec, offset, self._shares))
         for worker in range(len(self._shares)):
             self.workers.say(worker, self._rows)
+        if self._caller is not None:
+            self._caller.use(self._step_buffer)
         return self._step_buffer
-
-    def request_all(self) -> None:
-        """Have every sub-environment take a step."""
-        self._requests.of_all()
-
-    def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
-        """Have some of them take a step, or begin an episode."""
-        self._requests.of(env_ids, reset)
 
     def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
         """Say something about the actions that come next, to the workers of these sub-environments."""
         if actions.dtypes is not None:
             self._dtypes = actions.dtypes
         for worker in self._requests.workers(env_ids):
-            self.workers.say(worker, actions)
+            if worker < len(self._shares):
+                self.workers.say(worker, actions)
+            elif self._caller is not None:
+                self._caller.take(actions)
 
     def echo(self) -> Callable[[], bool]:
         """Have every worker wake this process, and do nothing else; what is returned says whether all have."""
@@ -136,7 +148,10 @@ class ProcessBackend:
         return lambda: bool((self._heartbeats != before).all())
 
     def listen(self, timeout_s: float) -> None:
-        """Wait until something has been answered or has happened, at most up to the limit."""
+        """Step the share of this process if that was requested; else wait for workers, at most up to the limit."""
+        if self._caller is not None and self._caller.pending:
+            self._caller.serve()
+            return
         due_s = self._supervisor.next_s - time.monotonic()
         if due_s > 0 and self._spinner is not None and self._spinner.heard():
             self._answers.take()
@@ -155,6 +170,8 @@ class ProcessBackend:
 
     def catch_up(self) -> bool:
         """Hear all that workers have said by now, if any. A message may be heard before its sender has counted it."""
+        if not self._shares:
+            return False
         fence()  # Whoever calls this has seen numbers on the step buffer, and believes them next.
         heard, deadline = self.workers.heard, math.inf
         step_timeout_s = self._plan.job.options.step_timeout_s or math.inf
@@ -169,20 +186,11 @@ class ProcessBackend:
             self._hear(deadline - now)
         return deadline < math.inf
 
-    def errors(self) -> list[BaseException]:
-        """Exceptions of sub-environments since the last time."""
-        return drained(self.workers.step_errors)
-
-    @property
-    def beginning(self) -> list[int]:
-        """Sub-environments whose worker is back, and whose rows mean nothing until :meth:`restarted` has them."""
-        return [env_id for worker in self._beginning for env_id in self.workers.env_ids(worker)]
-
     def restarted(self) -> list[list[int]]:
         """Workers that were started again since the last time."""
-        for worker, reset in list(self._beginning.items()):
+        for worker, reset in list(self._resets.items()):
             if reset is None or self._questions.answered(reset):
-                del self._beginning[worker]
+                self._end_beginning(worker)
                 rows = self._rows_of(worker)
                 self._step_buffer.finished[rows] = self._step_buffer.requested[rows]
                 self._requests.away.discard(worker)
@@ -194,7 +202,16 @@ class ProcessBackend:
 
     def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Question:
         """Call a method on workers."""
-        return self._questions.begin(method, arguments)
+        theirs = {worker: values for worker, values in arguments.items() if worker < len(self._shares)}
+        question = self._questions.begin(method, theirs)
+        if self._caller is not None and (own := arguments.get(len(self._shares))) is not None:
+            calls = self.workers.calls
+            number = question.numbers[len(self._shares)] = calls.number()
+            answer, errors = self._caller.answer(method, *own)
+            for error in errors:
+                calls.fail(number, error)
+            calls.answer(number, answer)
+        return question
 
     def answered(self, asked: Question) -> bool:
         """Whether all have answered."""
@@ -214,11 +231,15 @@ class ProcessBackend:
             return
         self.closed = True
         try:
-            self._supervisor.close(timeout_s)
+            if self._caller is not None:
+                self._caller.close()
         finally:
-            self._memory.close()
-            self._requests.close()
-            self._answers.close()
+            try:
+                self._supervisor.close(timeout_s)
+            finally:
+                self._memory.close()
+                self._requests.close()
+                self._answers.close()
 
     def _heed(self, event: Lost | Back) -> None:
         if isinstance(event, Lost):
@@ -232,7 +253,7 @@ class ProcessBackend:
         self._said[worker] = self.workers.heard[worker]
         # What it waits for may have been closed: with the fork server, its socket goes as well.
         self._poller = None
-        if (reset := self._beginning.pop(worker, None)) is not None:
+        if worker in self._resets and (reset := self._end_beginning(worker)) is not None:
             self._questions.forget(reset)
 
     def _begin_anew(self, worker: int) -> None:
@@ -242,7 +263,14 @@ class ProcessBackend:
         if self._plan.job.autoreset_mode is AutoresetMode.SAME_STEP:
             columns = range(self._shares[worker])
             reset = self._questions.begin("reset", {worker: (columns, [None] * len(columns), None)})
-        self._beginning[worker] = reset
+        self._resets[worker] = reset
+        self.beginning += self.workers.env_ids(worker)
+
+    def _end_beginning(self, worker: int) -> Question | None:
+        """Count the rows of a worker again; the reset that was requested from it."""
+        env_ids = self.workers.env_ids(worker)
+        self.beginning = [env_id for env_id in self.beginning if env_id not in env_ids]
+        return self._resets.pop(worker)
 
     def _launch(self, worker: int | None) -> Launch:
         if worker is not None:

@@ -1,0 +1,99 @@
+"""The share of the sub-environments that the calling process steps itself, with the code of the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from parenv.envs.board_rows import EnvError
+from parenv.memory.status_slot import StatusSlot
+from parenv.memory.step_buffer import StepBuffer
+from parenv.process.wake_up import ALL
+from parenv.protocol.frames import Sender
+from parenv.protocol.messages import Actions, Message, SideData
+from parenv.supervision.failures import say_where, where_it_happened
+from parenv.supervision.workers import Workers
+from parenv.worker.failing import FailedCallError
+from parenv.worker.job import StepJob
+from parenv.worker.step_task import StepTask
+
+
+class CallerWorker:
+    """A worker without a process. It serves its requests when the vector env waits.
+
+    Args:
+        job: Job of all workers.
+        worker: Index of this worker.
+        progress: Status slot of this worker.
+        others: Worker processes, beside whose side data and errors this worker stores its own.
+
+    Attributes:
+        pending: Sum of the wake-ups since the last :meth:`serve`, as in :mod:`parenv.process.wake_up`.
+        envs: The sub-environments.
+        spaces: Their different spaces by name, and which of them each has.
+    """
+
+    def __init__(self, job: StepJob, worker: int, progress: StatusSlot, others: Workers) -> None:
+        self._worker, self._side_data, self._step_errors = worker, others.side_data, others.step_errors
+        self.warn = others.warn
+        self._cleanup = contextlib.ExitStack()
+        try:
+            job.set_up(worker, progress, self._cleanup)
+            self._task: Any = StepTask(job, Sender(worker, 0), progress, self)
+        except BaseException:
+            self._cleanup.close()
+            raise
+        self._cleanup.callback(self._task.close)
+        self.envs, self.spaces = self._task.envs, self._task.spaces()
+        self.pending = 0
+
+    def use(self, step_buffer: StepBuffer) -> None:
+        """Step on this step buffer."""
+        self._task.use(step_buffer)
+
+    def take(self, actions: Actions) -> None:
+        """Take actions that do not fit into the step buffer, or their dtypes."""
+        self._task.take(actions)
+
+    def notify(self, value: int) -> None:
+        """Add to the pending requests."""
+        self.pending += value
+
+    def serve(self) -> None:
+        """Serve all pending requests."""
+        pending, self.pending = self.pending, 0
+        orders = pending % ALL
+        while orders:
+            orders -= self._task.serve(orders)
+        if pending >= ALL:
+            self._task.step_all()
+
+    def answer(self, method: str, *arguments: Any) -> tuple[Any, list[BaseException]]:
+        """Answer a call; also the exceptions of sub-environments."""
+        try:
+            return self._task.answer(method, *arguments), []
+        except FailedCallError as failed:
+            return None, [self._with_place(*error) for error in failed.errors]
+
+    def close(self) -> None:
+        """Close the environments. Idempotent."""
+        cleanup, self._cleanup = self._cleanup, contextlib.ExitStack()
+        cleanup.close()
+        # The task refers to the step buffer, whose memory is freed when the user drops the last array over it.
+        self._task = None
+
+    def say(self, message: Message) -> None:
+        """Keep data that does not fit into the step buffer."""
+        assert isinstance(message, SideData)
+        self._side_data.append(message)
+
+    def report_error(self, errors: Sequence[EnvError]) -> None:
+        """Keep the exceptions of sub-environments."""
+        self._step_errors += [self._with_place(*error) for error in errors]
+
+    def _with_place(self, env_id: int, doing: str, error: BaseException) -> BaseException:
+        if error.__cause__ is None:
+            say_where(error, where_it_happened(self._worker, os.getpid(), env_id, doing))
+        return error
