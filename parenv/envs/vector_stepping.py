@@ -126,7 +126,7 @@ class VectorStepper:
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """The sub-environments of a ``VectorEnv`` of the user's are its own: only all of them can be asked at once."""
-        if hasattr(self._env, "parts"):
+        if hasattr(self._env, "halves"):
             raise ConfigurationError(
                 f"{name} needs sub-environments that the worker steps itself: with step_workers they are elsewhere"
             )
@@ -259,6 +259,6 @@ def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
     """What its ``reset`` takes: only Gymnasium's own two document a list."""
     if None in seeds:
         return None
-    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv) or hasattr(env.unwrapped, "parts"):
+    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv) or hasattr(env.unwrapped, "halves"):
         return list(seeds)
     return int(seeds[0] or 0) % 2**31

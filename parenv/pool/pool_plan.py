@@ -211,9 +211,9 @@ def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int]
     """Return the factories, or factories of vector envs whose sub-environments other processes step."""
     if options.step_workers is None:
         return factories
-    from parenv.vector.step_workers import SteppedFactories
+    from parenv.vector.step_workers import StepWorkersFactories
 
-    return SteppedFactories.of(factories, options, tuple(shares), first_env_id)
+    return StepWorkersFactories.of(factories, options, tuple(shares), first_env_id)
 
 
 def _options(given: PoolArguments) -> WorkerOptions:

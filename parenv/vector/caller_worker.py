@@ -15,7 +15,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Message, SideData
 from parenv.supervision.failures import say_where, where_it_happened
 from parenv.supervision.workers import Workers
-from parenv.worker.failing import FailedCallError
+from parenv.worker.failures import FailedCallError
 from parenv.worker.job import StepJob
 from parenv.worker.step_task import StepTask
 

@@ -178,21 +178,18 @@ class VectorSession:
         """Wait for a batch of those who are ready first."""
         self._wait(lambda: self._enough_ready(batch_size), timeout, "recv")
         self._hear()
-        ids, step_buffer = self._ready, self._step_buffer
+        ids = self._ready
         if len(ids) > batch_size:
-            ids = ids[np.argsort(step_buffer.requested[ids], kind="stable")[:batch_size]]
-        self._in_flight[ids] = False
-        self.under_way -= len(ids)
-        infos = self._restarts.add_to(self.read_infos(ids) if self._had_infos else {}, ids)
-        infos["env_id"] = ids
-        self._deliver(ids)
-        return (
-            self._results.observations(ids),
-            step_buffer.rewards[ids],
-            step_buffer.terminated[ids],
-            step_buffer.truncated[ids],
-            infos,
-        )
+            ids = ids[np.argsort(self._step_buffer.requested[ids], kind="stable")[:batch_size]]
+        results = self._received(ids)
+        results[-1]["env_id"] = ids
+        return results
+
+    def recv_from(self, ids: Any) -> StepResults:
+        """Wait for these sub-environments, int64 ``[n]``."""
+        self._wait(lambda: self._are_ready(ids), None, "recv")
+        self._hear()
+        return self._received(ids)
 
     def in_flight(self, ids: Any) -> list[int]:
         """Those of these that were sent an action whose results were not received."""
@@ -295,6 +292,26 @@ class VectorSession:
         return (
             self._step_buffer.finished.tobytes() == self._step_buffer.requested.tobytes() and not self.backend.beginning
         )
+
+    def _received(self, ids: Any) -> StepResults:
+        """Return the results of sub-environments that are ready."""
+        step_buffer = self._step_buffer
+        self._in_flight[ids] = False
+        self.under_way -= len(ids)
+        infos = self._restarts.add_to(self.read_infos(ids) if self._had_infos else {}, ids)
+        self._deliver(ids)
+        return (
+            self._results.observations(ids),
+            step_buffer.rewards[ids],
+            step_buffer.terminated[ids],
+            step_buffer.truncated[ids],
+            infos,
+        )
+
+    def _are_ready(self, ids: Any) -> bool:
+        backend, step_buffer = self.backend, self._step_buffer
+        ready = not backend.beginning and (step_buffer.finished[ids] == step_buffer.requested[ids]).all()
+        return bool(backend.step_errors or ready)
 
     def _enough_ready(self, batch_size: int) -> bool:
         ready = self._in_flight & (self._step_buffer.finished == self._step_buffer.requested)

@@ -21,7 +21,7 @@ class HalfBatchCollector(SingleAgentCollector):
     episodes are wanted, all are stepped at once.
 
     Args:
-        *arguments: as for :class:`SingleAgentCollector`, whose stepper is over an environment with ``parts``.
+        *arguments: as for :class:`SingleAgentCollector`, whose stepper is over an environment with ``halves``.
         **more: likewise.
     """
 
@@ -29,12 +29,12 @@ class HalfBatchCollector(SingleAgentCollector):
         super().__init__(*arguments, **more)
         self._halves: list[tuple[slice, VectorStepper]] = []
         first = 0
-        parts: Any = self.stepper.envs[0]
-        for part in parts.parts:
-            stepper = VectorStepper(part, int(self.env_ids[first]), self._progress, self.actor.fit)
+        envs: Any = self.stepper.envs[0]
+        for half in envs.halves:
+            stepper = VectorStepper(half, int(self.env_ids[first]), self._progress, self.actor.fit)
             stepper.take_over()
-            self._halves.append((slice(first, first + part.num_envs), stepper))
-            first += part.num_envs
+            self._halves.append((slice(first, first + half.num_envs), stepper))
+            first += half.num_envs
 
     def _reset_all(self, seeds: Sequence[int | None]) -> None:
         super()._reset_all(seeds)
