@@ -91,6 +91,12 @@ class StepWorkersEnv(ParallelVectorEnv):
         bounds = itertools.pairwise(sorted({0, middle, self.num_envs}))
         self.halves = [HalfOfEnvs(self, np.arange(*both)) for both in bounds]
 
+    def send_to(self, env_ids: Any, actions: Any) -> None:
+        """Begin a step of these sub-environments, none of which may be under way."""
+        with self._one_thread:
+            self._check_idle("send")
+            self._session.send(actions, env_ids)
+
     def recv_from(self, env_ids: Any) -> StepResults:
         """Return the results of these sub-environments, all of which must be under way."""
         with self._one_thread:
@@ -114,7 +120,7 @@ class HalfOfEnvs:
 
     def step_async(self, actions: Any) -> None:
         """Begin a step."""
-        self._whole.send(actions, self._env_ids)
+        self._whole.send_to(self._env_ids, actions)
 
     def step_wait(self) -> StepResults:
         """Wait for the results of the step."""

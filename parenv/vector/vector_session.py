@@ -160,7 +160,8 @@ class VectorSession:
                 self._wait(self._settled, None, "send")
                 self._drop_late_results()
             self._restarts.take_back()
-        self._ends.check(ids)
+        if self._ends.binding:
+            self._ends.check(ids)
         self._take_restarts()
         self._write_actions(actions, ids)
         self._number(ids)
@@ -247,7 +248,8 @@ class VectorSession:
 
     def _request(self, env_ids: Sequence[int]) -> None:
         """Request a step of some; those whose episode was lost are answered here."""
-        if here := self._restarts.answer_broken(env_ids):
+        if self._restarts.broken:
+            here = self._restarts.answer_broken(env_ids)
             env_ids = [env_id for env_id in env_ids if env_id not in here]
         if len(env_ids):
             self.backend.request(env_ids)
