@@ -46,9 +46,9 @@ from parenv.population.population import Population
 from parenv.population.reports import PopulationStatistics, Report
 from parenv.population.selection import Generational, Tournament
 from parenv.process.cores import recommended_num_workers
+from parenv.vector.backend import VectorStatistics
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.make import make_vec
-from parenv.vector.vector_statistics import VectorStatistics
 from parenv.worker.member import Fitness, Member
 
 if TYPE_CHECKING:

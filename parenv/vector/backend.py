@@ -6,7 +6,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gymnasium.vector import AutoresetMode
@@ -32,6 +32,24 @@ from parenv.vector.requests import Requests
 from parenv.vector.vector_plan import VectorPlan
 
 MESSAGE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class VectorStatistics:
+    """Statistics of a :class:`~parenv.ParallelVectorEnv` since its start.
+
+    Args:
+        worker_restarts: Number of worker processes that replaced a dead one.
+        spinning_seconds: Seconds for which this process polled for results before it slept, see ``spin_us``.
+        workers_spinning_seconds: Seconds for which workers polled for requests before they slept, summed over workers.
+
+    >>> VectorStatistics(worker_restarts=0, spinning_seconds=0.5, workers_spinning_seconds=1.5).spinning_seconds
+    0.5
+    """
+
+    worker_restarts: int
+    spinning_seconds: float
+    workers_spinning_seconds: float
 
 
 class Backend:
@@ -75,7 +93,7 @@ class Backend:
         self._spinner = None if job.spinning is None else Spinner(job.spinning, fileno, self._spun_ns)
         product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
         self._supervisor = Supervisor(self.workers, job.options, product)
-        self._questions = self._supervisor.questions
+        self.questions = self._supervisor.questions
         self._resets: dict[int, Question | None] = {}
         self.beginning: list[int] = []
         self._restarted: list[list[int]] = []
@@ -103,15 +121,10 @@ class Backend:
         """Whether there is an info among the last answers."""
         return any(self._has_infos.tolist())
 
-    @property
-    def restarts(self) -> int:
-        """How often another process took the place of a worker that was gone."""
-        return self._supervisor.restarts
-
-    @property
-    def spun_s(self) -> tuple[float, float]:
-        """Seconds that this process, and all workers together, have looked for a ring before sleeping."""
-        return self._spun_ns[0] * 1e-9, sum(status.spun_ns[0] for status in self._status) * 1e-9
+    def statistics(self) -> VectorStatistics:
+        """Return the restarts and the times of polling so far."""
+        spun_ns = sum(status.spun_ns[0] for status in self._status)
+        return VectorStatistics(self._supervisor.restarts, self._spun_ns[0] * 1e-9, spun_ns * 1e-9)
 
     def lay_out(self, spec: StepBufferSpec) -> StepBuffer:
         """Make the step buffer, and tell every worker where it is."""
@@ -189,21 +202,21 @@ class Backend:
     def restarted(self) -> list[list[int]]:
         """Workers that were started again since the last time."""
         for worker, reset in list(self._resets.items()):
-            if reset is None or self._questions.answered(reset):
+            if reset is None or self.questions.answered(reset):
                 self._end_beginning(worker)
                 rows = self._rows_of(worker)
                 self._step_buffer.finished[rows] = self._step_buffer.requested[rows]
                 self._requests.away.discard(worker)
                 self._restarted.append(list(self.workers.env_ids(worker)))
                 if reset is not None:
-                    self._questions.answers(reset)
+                    self.questions.answers(reset)
         restarted, self._restarted = self._restarted, []
         return restarted
 
     def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Question:
         """Call a method on workers."""
         theirs = {worker: values for worker, values in arguments.items() if worker < len(self._shares)}
-        question = self._questions.begin(method, theirs)
+        question = self.questions.begin(method, theirs)
         if self._caller is not None and (own := arguments.get(len(self._shares))) is not None:
             calls = self.workers.calls
             number = question.numbers[len(self._shares)] = calls.number()
@@ -212,18 +225,6 @@ class Backend:
                 calls.fail(number, error)
             calls.answer(number, answer)
         return question
-
-    def answered(self, asked: Question) -> bool:
-        """Whether all have answered."""
-        return self._questions.answered(asked)
-
-    def answers(self, asked: Question) -> dict[int, Any]:
-        """What they answered."""
-        return self._questions.answers(asked)
-
-    def forget(self, asked: Question) -> None:
-        """Nobody will ask for these answers any more."""
-        self._questions.forget(asked)
 
     def close(self, timeout_s: float) -> None:
         """End all. Idempotent."""
@@ -254,7 +255,7 @@ class Backend:
         # What it waits for may have been closed: with the fork server, its socket goes as well.
         self._poller = None
         if worker in self._resets and (reset := self._end_beginning(worker)) is not None:
-            self._questions.forget(reset)
+            self.questions.forget(reset)
 
     def _begin_anew(self, worker: int) -> None:
         """Episodes begin anew in one that is back: by themselves with the next step, or else at once."""
@@ -262,7 +263,7 @@ class Backend:
         reset = None
         if self._plan.job.autoreset_mode is AutoresetMode.SAME_STEP:
             columns = range(self._shares[worker])
-            reset = self._questions.begin("reset", {worker: (columns, [None] * len(columns), None)})
+            reset = self.questions.begin("reset", {worker: (columns, [None] * len(columns), None)})
         self._resets[worker] = reset
         self.beginning += self.workers.env_ids(worker)
 

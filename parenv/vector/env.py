@@ -13,6 +13,7 @@ from parenv.argument_checks import at_least
 from parenv.options import Placing, WorkerOptions
 from parenv.supervision.one_thread import OneThread
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
+from parenv.vector.backend import VectorStatistics
 from parenv.vector.choosing import begin
 from parenv.vector.vector_plan import (
     CallerSteps,
@@ -23,7 +24,6 @@ from parenv.vector.vector_plan import (
     make_vector_plan,
 )
 from parenv.vector.vector_session import StepResults
-from parenv.vector.vector_statistics import VectorStatistics
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
 _IDLE = ""
@@ -174,8 +174,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
     def statistics(self) -> VectorStatistics:
         """What has happened so far, and what waiting awake has taken."""
-        backend = self._session.backend
-        return VectorStatistics(backend.restarts, *backend.spun_s)
+        return self._session.backend.statistics()
 
     @property
     def envs(self) -> list[Any]:

@@ -281,13 +281,13 @@ class VectorSession:
     def _answers(self, timeout: float | None, name: str) -> dict[int, Any]:
         question = self._question
         try:
-            self._wait(lambda: self.backend.answered(question), timeout, name)
+            self._wait(lambda: self.backend.questions.answered(question), timeout, name)
         except multiprocessing.TimeoutError:
-            self.backend.forget(question)
+            self.backend.questions.forget(question)
             raise
         finally:
             self._question = None
-        return self.backend.answers(question)
+        return self.backend.questions.answers(question)
 
     def _settled(self) -> bool:
         """Whether every request has been answered."""
