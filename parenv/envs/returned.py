@@ -1,19 +1,19 @@
-"""What ``reset`` and ``step`` of an environment must return, said where one returns something else."""
+"""Errors for environments whose ``reset`` or ``step`` returns the wrong objects."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from parenv.envs.values import shown
+from parenv.envs.fitting import shown
 
 _OLDER = "An environment for Gym, before Gymnasium, needs a wrapper such as those of the package shimmy"
 
 
 def reset_result(returned: Any) -> Any:
-    """The observation and the info that ``reset`` has returned.
+    """Check that ``reset`` returned an observation and an info, and return both.
 
     Raises:
-        TypeError: it has returned something else.
+        TypeError: ``reset`` returned another object.
     """
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         raise TypeError(f"reset must return (observation, info), but it returned {shown(returned)}. {_OLDER}")
@@ -21,10 +21,10 @@ def reset_result(returned: Any) -> Any:
 
 
 def explain_step(error: Exception) -> None:
-    """Note what ``step`` must return, if the caller failed to take apart what it has returned.
+    """Add a note on the result of ``step`` to an error, if the caller could not unpack that result.
 
     Args:
-        error: as the caller has caught it.
+        error: Exception that the caller caught.
     """
     if error.__traceback__ is not None and error.__traceback__.tb_next is None:
         must = "step must return (observation, reward, terminated, truncated, info), the reward a number"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from parenv.envs.episode_statistics import EpisodeClocks, is_recorded, recorded_in
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
-from parenv.envs.recorded import EpisodeClocks, is_recorded, recorded_in
 from parenv.envs.returned import explain_step, reset_result
 from parenv.envs.state import get_state, set_state
 from parenv.envs.targets import End, Target

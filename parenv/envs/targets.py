@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+from parenv.envs.episode_statistics import Recorded
 from parenv.envs.infos import InfoRows
-from parenv.envs.recorded import Recorded
 
 
 class End(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +11,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from parenv.envs.autoreset import Resets, autoreset_mode, check_reset_with_mask
 from parenv.envs.env_arrays import EnvArrays
+from parenv.envs.episode_statistics import EpisodeSums, is_recorded
 from parenv.envs.final_observations import FinalObservations
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found, row_of
-from parenv.envs.recorded import is_recorded, recorded_in_columns
 from parenv.envs.targets import End, Target
-from parenv.envs.values import Rows, check_finite
+from parenv.envs.values import Rows
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.spaces import flatten, is_single, leaves
 from parenv.memory.status_slot import StatusSlot
@@ -203,56 +202,8 @@ class VectorStepper:
                 )
             for column, value in enumerate(array if self._fit.finite else ()):
                 self._progress.begin("step", self._first + column)
-                check_finite(leaf, value, self._fit)
+                self._fit.check_finite(leaf, value)
             assign(row, ALL, array)
-
-
-class EpisodeSums:
-    """Returns, lengths and times of the episodes that are under way.
-
-    Args:
-        batch: sub-environments.
-        is_recorded: whether a recorder is among the wrappers.
-    """
-
-    def __init__(self, batch: int, is_recorded: bool) -> None:
-        self._returns, self._began = np.zeros(batch), np.zeros(batch)
-        self._steps, self._steps_before = 0, np.zeros(batch, np.int64)
-        self._recorded, self._any_recorded = np.full(batch, is_recorded), is_recorded
-
-    def begin(self) -> None:
-        """All begin an episode."""
-        self._returns[:], self._steps_before[:] = 0.0, self._steps
-        self._began[:] = time.perf_counter()
-
-    def add(self, rewards: Any) -> None:
-        """Every sub-environment has taken a step."""
-        self._returns += rewards
-        self._steps += 1
-
-    def end(self, columns: Any, infos: Any, records: Any, later: int) -> None:
-        """Episodes end. Those about which a recorder says nothing are only lives.
-
-        Args:
-            columns: whose, int64 ``[K]``.
-            infos: of the step.
-            records: where to write their statistics, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``.
-            later: steps until the next ones begin.
-        """
-        now = time.perf_counter()
-        records["counts"] = True
-        records["seconds"] = now - self._began[columns]
-        records["return"], records["length"] = self._returns[columns], self._steps - self._steps_before[columns]
-        counted = columns
-        if self._any_recorded or "episode" in infos or "final_info" in infos:
-            is_said, returns, lengths = recorded_in_columns(infos, columns)
-            self._recorded[columns] |= is_said
-            self._any_recorded = bool(self._recorded.any())
-            records["counts"] = counts = is_said | ~self._recorded[columns]
-            records["return"][is_said], records["length"][is_said] = returns[is_said], lengths[is_said]
-            counted = columns[counts]
-        self._returns[columns], self._steps_before[columns] = 0.0, self._steps + later
-        self._began[counted] = now
 
 
 def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from parenv.envs.board_rows import EnvError
+from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.step_buffer import StepBuffer
 from parenv.process.wake_up import ALL

@@ -21,9 +21,9 @@ from parenv.supervision.failures import raise_all
 from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
 from parenv.vector.backend import Backend
-from parenv.vector.ends import EpisodeEnds
+from parenv.vector.episode_ends import EpisodeEnds
 from parenv.vector.joined_spaces import board_spec, join_spaces
-from parenv.vector.restarts import Restarts
+from parenv.vector.lost_episodes import LostEpisodes
 from parenv.vector.results import Results
 from parenv.vector.vector_plan import VectorPlan
 
@@ -64,9 +64,9 @@ class VectorSession:
             self._step_buffer, self.spaces.first_observation, copy, plan.job.options, plan.strict_infos
         )
         self.read_infos = self._results.infos
-        self._restarts = Restarts(self._step_buffer, self._results, mode, wanted=plan.job.options.restart is not None)
+        self._lost = LostEpisodes(self._step_buffer, self._results, mode, wanted=plan.job.options.restart is not None)
         self._ends = EpisodeEnds(self._step_buffer, mode)
-        self._tracks_ends = self._restarts.wanted or self._ends.binding
+        self._tracks_ends = self._lost.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
         self._had_infos = self._late = self._stepping = False
@@ -81,7 +81,7 @@ class VectorSession:
             self._drop_late_results()
         if self._ends.binding and not self._late:
             self._ends.check(_ALL)
-        self._restarts.take_back()
+        self._lost.take_back()
         self._take_restarts()
         self._stepping = True
         if self._late:
@@ -89,7 +89,7 @@ class VectorSession:
             return
         self._write_actions(actions, None)
         self._number(_ALL)
-        if self._restarts.broken:
+        if self._lost.broken:
             self._request(self._all)
         else:
             self.backend.request_all()
@@ -109,9 +109,9 @@ class VectorSession:
             self._ends.note(_ALL)
         has_infos = self._hear()
         step_buffer = self._step_buffer
-        infos = self._restarts.add_to(self.read_infos(None) if has_infos else {}, self._all)
+        infos = self._lost.add_to(self.read_infos(None) if has_infos else {}, self._all)
         if self._tracks_ends:
-            self._restarts.delivered(self._all)
+            self._lost.delivered(self._all)
         flags = step_buffer.terminated.copy(), step_buffer.truncated.copy()
         return self._results.observations(None), step_buffer.rewards.copy(), *flags, infos
 
@@ -124,7 +124,7 @@ class VectorSession:
             options: for all, or a list with one for each sub-environment there is.
         """
         self._take_restarts()
-        self._restarts.forget(env_ids)
+        self._lost.forget(env_ids)
         self._resetting = env_ids
         is_plain = self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids)
         # With a number, a wait that times out leaves a request that the next step waits for.
@@ -159,7 +159,7 @@ class VectorSession:
             if self._late:
                 self._wait(self._settled, None, "send")
                 self._drop_late_results()
-            self._restarts.take_back()
+            self._lost.take_back()
         if self._ends.binding:
             self._ends.check(ids)
         self._take_restarts()
@@ -248,8 +248,8 @@ class VectorSession:
 
     def _request(self, env_ids: Sequence[int]) -> None:
         """Request a step of some; those whose episode was lost are answered here."""
-        if self._restarts.broken:
-            here = self._restarts.answer_broken(env_ids)
+        if self._lost.broken:
+            here = self._lost.answer_broken(env_ids)
             env_ids = [env_id for env_id in env_ids if env_id not in here]
         if len(env_ids):
             self.backend.request(env_ids)
@@ -300,7 +300,7 @@ class VectorSession:
         step_buffer = self._step_buffer
         self._in_flight[ids] = False
         self.under_way -= len(ids)
-        infos = self._restarts.add_to(self.read_infos(ids) if self._had_infos else {}, ids)
+        infos = self._lost.add_to(self.read_infos(ids) if self._had_infos else {}, ids)
         self._deliver(ids)
         return (
             self._results.observations(ids),
@@ -354,7 +354,7 @@ class VectorSession:
         if self._tracks_ends:
             rows = list(env_ids)
             self._ends.note(rows)
-            self._restarts.delivered(rows)
+            self._lost.delivered(rows)
 
     def _take_restarts(self) -> bool:
         """Answer for rows whose worker was restarted; ask again where an episode was only beginning.
@@ -362,14 +362,14 @@ class VectorSession:
         Returns:
             Whether there were any.
         """
-        if not self._restarts.wanted:
+        if not self._lost.wanted:
             return False
         for restarted in (restarts := self.backend.restarted()):
             stepping = self._all if self._stepping else np.flatnonzero(self._in_flight).tolist()
             ended = self._ends.flags
             lost = [env_id for env_id in restarted if not ended[env_id] and env_id not in self._resetting]
-            self._restarts.lose(lost)
-            self._restarts.answer_broken([env_id for env_id in lost if env_id in stepping])
+            self._lost.lose(lost)
+            self._lost.answer_broken([env_id for env_id in lost if env_id in stepping])
             self._ask_again([env_id for env_id in restarted if ended[env_id] and env_id in stepping], reset=False)
             if self._question is None:
                 self._ask_again([env_id for env_id in restarted if env_id in self._resetting], reset=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 
-from parenv.envs.board_rows import EnvError
+from parenv.envs.step_buffer_rows import EnvError
 from parenv.errors import without_own_frames
 from parenv.protocol.data import is_data
 from parenv.protocol.messages import Failure

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parenv.envs.episode_statistics import EpisodeClocks
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import nothing_seen
-from parenv.envs.recorded import EpisodeClocks
 from parenv.envs.values import action_splitter, row_writer
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.layout import RolloutSpec

@@ -9,11 +9,11 @@ from typing import Any
 import cloudpickle
 from gymnasium.vector import VectorEnv
 
-from parenv.envs.batch import EnvBatch
-from parenv.envs.board_rows import ObservationRows, SideChannel
 from parenv.envs.fitting import Fit
 from parenv.envs.make import make_envs
 from parenv.envs.seeding import environment_seed
+from parenv.envs.step_buffer_rows import ObservationRows, SideChannel
+from parenv.envs.step_buffer_stepper import StepBufferStepper
 from parenv.envs.step_cost import measured_step_s
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.kinds import kind_numbers
@@ -85,7 +85,7 @@ class StepTask:
         self._side = SideChannel(
             InfoWriter(step_buffer.info_kinds, step_buffer.infos, numbers.__getitem__), self._progress
         )
-        self._batch = EnvBatch(
+        self._batch = StepBufferStepper(
             self.envs,
             own,
             step_buffer,

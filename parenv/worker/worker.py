@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from parenv.envs.board_rows import EnvError
 from parenv.envs.seeding import RandomState, worker_seed
+from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation

@@ -54,7 +54,7 @@ class Teller(gym.Env[Any, Any]):
 @pytest.fixture
 def a_step_takes_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that all get the same share."""
-    monkeypatch.setattr("parenv.vector.choosing.measured_step_s", lambda factories, env_id: (1e-3, ""))
+    monkeypatch.setattr("parenv.vector.worker_choice.measured_step_s", lambda factories, env_id: (1e-3, ""))
 
 
 def tellers(*raising: int, kinds: Callable[[int], type[Exception]] = lambda i: LookupError) -> list[Any]:
@@ -209,7 +209,7 @@ def test_native_code_is_seen_and_python_is_not() -> None:
 
 
 def test_auto_leaves_native_code_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parenv.vector.choosing.usable_cores", lambda: 8)
+    monkeypatch.setattr("parenv.vector.worker_choice.usable_cores", lambda: 8)
     makers = {"CartPole-v1": True, "HalfCheetah-v5": False}
     for env_id, takes_some in makers.items():
         make = lambda env_id=env_id: gym.make(env_id)  # noqa: E731

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parenv import ParallelVectorEnv, WorkerTimeoutError
 from parenv.envs import step_cost
-from parenv.vector import choosing, vector_plan
+from parenv.vector import vector_plan, worker_choice
 
 N = 4
 COSTLY_S = 0.05
@@ -29,9 +29,9 @@ COSTLY_S = 0.05
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """And waking others takes so long that a cheap step is cheap on a busy machine, too."""
-    for module in (choosing, vector_plan):
+    for module in (worker_choice, vector_plan):
         monkeypatch.setattr(module, "usable_cores", lambda: 2)
-    monkeypatch.setattr(choosing, "STEP_OVERHEAD_S", COSTLY_S)
+    monkeypatch.setattr(worker_choice, "STEP_OVERHEAD_S", COSTLY_S)
 
 
 class Sleepy(gym.Wrapper[Any, Any, Any, Any]):
@@ -79,7 +79,7 @@ def test_waking_the_workers_is_timed_and_disturbs_nobody() -> None:
     ):
         assert_same(envs.reset(seed=3), reference.reset(seed=3))
         for _ in range(8):
-            assert 0 < choosing.round_trip_s(envs._session.backend, 120.0) < 120.0
+            assert 0 < worker_choice.round_trip_s(envs._session.backend, 120.0) < 120.0
             actions = reference.action_space.sample()
             assert_same(envs.step(actions), reference.step(actions))
 
@@ -91,13 +91,13 @@ def test_a_worker_that_does_not_wake_up_is_an_error() -> None:
             envs.step(np.zeros(N, np.int64))
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(WorkerTimeoutError, match=r"not every worker woke up within 0\.05 s"):
-            choosing.round_trip_s(envs._session.backend, 0.05)
+            worker_choice.round_trip_s(envs._session.backend, 0.05)
         os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(("waking_s", "pays"), [(20e-6, True), (90e-6, False)])
 def test_workers_pay_later_where_waking_them_takes_longer(waking_s: float, pays: bool) -> None:
-    assert choosing.parallel_pays(5e-6, (12, 12), 2, waking_s) is pays
+    assert worker_choice.parallel_pays(5e-6, (12, 12), 2, waking_s) is pays
 
 
 def test_where_the_number_is_given_nothing_is_measured() -> None:

@@ -15,11 +15,11 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from parenv.envs.batch import NO_OPTIONS
+from parenv.envs.step_buffer_stepper import NO_OPTIONS
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.options import WorkerOptions
 from parenv.vector.library_vector_env import LibraryVectorEnv
-from parenv.vector.restarts import FLAG
+from parenv.vector.lost_episodes import FLAG
 from parenv.vector.vector_plan import OnWorkerDeath
 
 _FINAL_INFO = "final_info"

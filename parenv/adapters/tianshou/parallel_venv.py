@@ -12,7 +12,7 @@ from gymnasium.spaces import Tuple
 from gymnasium.vector import AutoresetMode
 
 from parenv.adapters.library_version import check_version, needed
-from parenv.envs.batch import NO_OPTIONS
+from parenv.envs.step_buffer_stepper import NO_OPTIONS
 from parenv.errors import ConfigurationError
 from parenv.options import WorkerOptions
 from parenv.vector.arguments import each_seed

@@ -15,7 +15,7 @@ from parenv.vector.results import Results, add_info, put
 FLAG = "worker_restarted"
 
 
-class Restarts:
+class LostEpisodes:
     """Rows whose episode was lost, and what is to be said of them.
 
     A row that was waiting for an answer is answered here at once; one that was not is *broken*, and is answered here

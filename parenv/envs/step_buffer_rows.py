@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parenv.envs.fitting import Fit
-from parenv.envs.values import checked, shown
+from parenv.envs.fitting import Fit, shown
 from parenv.errors import ObservationError
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.memory.status_slot import StatusSlot
@@ -162,7 +161,7 @@ class ObservationRows:
             try:
                 for leaf, value in zip(self._of, flatten(self._of, observation), strict=True):
                     if leaf.dtype is not None:
-                        checked(leaf, value, self._fit)
+                        self._fit.observation(leaf, value)
             except ObservationError as error:
                 error.args = (f"in env step {self._env_steps[column]}: {error.args[0]}",)
                 raise

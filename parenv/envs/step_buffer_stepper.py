@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from parenv.envs.board_rows import ActionRows, ObservationRows, SideChannel, Where
 from parenv.envs.returned import explain_step, reset_result
+from parenv.envs.step_buffer_rows import ActionRows, ObservationRows, SideChannel, Where
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.order import fence
 from parenv.memory.status_slot import StatusSlot, code
@@ -20,7 +20,7 @@ NO_OPTIONS = False
 """In the place of options: ``reset`` is called without the keyword, as some libraries do."""
 
 
-class EnvBatch:
+class StepBufferStepper:
     """Sub-environments that answer requests of the step buffer.
 
     An exception of one of them disturbs no other: it goes to the side channel, and the row keeps its observation.
