@@ -1,4 +1,4 @@
-"""Arguments of a vector env's methods, one for each sub-environment, by Gymnasium's rules."""
+"""Convert arguments of a vector env's methods to one value for each sub-environment, by Gymnasium's rules."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gymnasium.vector.utils import batch_space, iterate
 
 
 def each_seed(seed: Any, num_envs: int) -> list[int | None]:
-    """``None``, a first seed, or a list, as one seed for each.
+    """Convert ``None``, a first seed or a list to one seed for each sub-environment.
 
     Raises:
-        ValueError: a list of another length.
+        ValueError: A list has another length.
 
     >>> each_seed(7, 3), each_seed(None, 2)
     ([7, 8, 9], [None, None])
@@ -31,10 +31,10 @@ def each_seed(seed: Any, num_envs: int) -> list[int | None]:
 
 
 def each_value(values: Any, num_envs: int) -> list[Any]:
-    """One value for all, or a list or tuple, as one value for each.
+    """Convert one value for all, or a list or tuple, to one value for each sub-environment.
 
     Raises:
-        ValueError: a list of another length.
+        ValueError: A list has another length.
     """
     if not isinstance(values, list | tuple):
         return [values] * num_envs
@@ -47,15 +47,15 @@ def each_value(values: Any, num_envs: int) -> list[Any]:
 
 
 def each_action(space: Space[Any], actions: Any, n: int) -> list[Any]:
-    """A batch of actions taken apart as Gymnasium does.
+    """Split a batch of actions as Gymnasium does.
 
     Args:
-        space: of one action.
-        actions: batched.
-        n: how many.
+        space: Space of one action.
+        actions: Batch of actions.
+        n: Number of sub-environments.
 
     Raises:
-        ValueError: another number of them.
+        ValueError: The batch has another number of actions.
     """
     each = list(iterate(batch_space(space, n), actions))
     if len(each) != n:
@@ -64,14 +64,14 @@ def each_action(space: Space[Any], actions: Any, n: int) -> list[Any]:
 
 
 def as_env_ids(env_ids: Any, num_envs: int) -> Any:
-    """Which sub-environments, int64 ``[n]``.
+    """Convert env_ids to an array, int64 ``[n]``.
 
     Args:
-        env_ids: one integer or several; ``None`` for all.
-        num_envs: how many there are.
+        env_ids: One integer or several; ``None`` for all.
+        num_envs: Number of sub-environments.
 
     Raises:
-        ValueError: they are none, or not different.
+        ValueError: There are no env_ids, or two are equal, or one is out of range.
     """
     ids = np.arange(num_envs) if env_ids is None else np.asarray(env_ids).reshape(-1)
     each = ids.tolist()
@@ -81,11 +81,14 @@ def as_env_ids(env_ids: Any, num_envs: int) -> Any:
 
 
 def without_mask(options: Any, num_envs: int) -> tuple[Sequence[int], Any]:
-    """Whom a reset is for, and the options without the mask that says so; the caller's are not changed.
+    """Take ``reset_mask`` out of a copy of the options.
+
+    Returns:
+        env_ids to reset, and the other options.
 
     Raises:
-        TypeError, ValueError: the options are neither a mapping nor a list with one for each, or the mask is not as
-            Gymnasium wants it.
+        TypeError, ValueError: The options are neither a mapping nor a list with one for each sub-environment, or the
+            mask does not follow Gymnasium's rules.
     """
     if options is None or (isinstance(options, Mapping) and "reset_mask" not in options):
         return range(num_envs), options

@@ -91,7 +91,7 @@ class Backend:
         self._spun_ns = memoryview(bytearray(8)).cast("q")
         fileno = self._answers.fileno()
         self._spinner = None if job.spinning is None else Spinner(job.spinning, fileno, self._spun_ns)
-        product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
+        product = Product(self._launch, self._briefing, self._note_change, self._unanswered, await_hosts=False)
         self._supervisor = Supervisor(self.workers, job.options, product)
         self.questions = self._supervisor.questions
         self._resets: dict[int, Question | None] = {}
@@ -118,7 +118,7 @@ class Backend:
 
     @property
     def has_infos(self) -> bool:
-        """Whether there is an info among the last answers."""
+        """Tell whether the last answers contain an info."""
         return any(self._has_infos.tolist())
 
     def statistics(self) -> VectorStatistics:
@@ -127,7 +127,7 @@ class Backend:
         return VectorStatistics(self._supervisor.restarts, self._spun_ns[0] * 1e-9, spun_ns * 1e-9)
 
     def lay_out(self, spec: StepBufferSpec) -> StepBuffer:
-        """Make the step buffer, and tell every worker where it is."""
+        """Make the step buffer and send its place to every worker."""
         nbytes = spec.fields()[1]
         offset = self._memory.size
         self._memory.grow(offset + nbytes)
@@ -136,7 +136,7 @@ class Backend:
         self._rows = Rows(offset, spec.num_envs, *leaves, spec.info_bytes)
         mapping = self._memory.map()
         self._step_buffer = StepBuffer(spec, mapping, offset)
-        self._requests.lie_on(self._step_buffer)
+        self._requests.use(self._step_buffer)
         self._placement.lay_out_board(BoardMap(mapping, spec, offset, self._shares))
         for worker in range(len(self._shares)):
             self.workers.say(worker, self._rows)
@@ -145,7 +145,7 @@ class Backend:
         return self._step_buffer
 
     def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
-        """Say something about the actions that come next, to the workers of these sub-environments."""
+        """Send actions that do not fit into the step buffer, or their dtypes, to the workers of sub-environments."""
         if actions.dtypes is not None:
             self._dtypes = actions.dtypes
         for worker in self._requests.workers(env_ids):
@@ -155,13 +155,13 @@ class Backend:
                 self._caller.take(actions)
 
     def echo(self) -> Callable[[], bool]:
-        """Have every worker wake this process, and do nothing else; what is returned says whether all have."""
+        """Have every worker wake this process. The returned function tells whether all workers have done so."""
         before = self._heartbeats.copy()
         self._requests.echo()
         return lambda: bool((self._heartbeats != before).all())
 
     def listen(self, timeout_s: float) -> None:
-        """Step the share of this process if that was requested; else wait for workers, at most up to the limit."""
+        """Step the share of this process if a request is pending; else wait for workers, at most up to the limit."""
         if self._caller is not None and self._caller.pending:
             self._caller.serve()
             return
@@ -173,19 +173,21 @@ class Backend:
             self._poller = self._placement.poller(self._answers.fileno())
         wait_s = max(0.0, min(timeout_s, due_s, MAX_WAIT_S))
         ready = self._poller.poll(wait_s * 1000.0)
-        rung = [found for found in ready if found[0] == self._answers.fileno()]
-        if rung:
+        woken = [found for found in ready if found[0] == self._answers.fileno()]
+        if woken:
             self._answers.take()
             if self._spinner is not None:
                 self._spinner.woke()
-        if due_s <= 0 or len(ready) > len(rung):
-            self._hear(0.0)
+        if due_s <= 0 or len(ready) > len(woken):
+            self._receive(0.0)
 
     def catch_up(self) -> bool:
-        """Hear all that workers have said by now, if any. A message may be heard before its sender has counted it."""
+        """Receive all messages that workers have counted; tell whether there were any."""
         if not self._shares:
             return False
-        fence()  # Whoever calls this has seen numbers on the step buffer, and believes them next.
+        # The caller has read request numbers, and will now read the rows that they guard.
+        fence()
+        # A message may arrive before its sender has counted it, so fewer may be counted than were received.
         heard, deadline = self.workers.heard, math.inf
         step_timeout_s = self._plan.job.options.step_timeout_s or math.inf
         wait_s = min(MESSAGE_TIMEOUT_S, step_timeout_s)
@@ -196,11 +198,11 @@ class Backend:
                 self._supervisor.time_out(late.index(True), limit)
             if not now < deadline < math.inf:
                 deadline = now + wait_s
-            self._hear(deadline - now)
+            self._receive(deadline - now)
         return deadline < math.inf
 
     def restarted(self) -> list[list[int]]:
-        """Workers that were started again since the last time."""
+        """Return the sub-environments of each worker that was restarted since the last call."""
         for worker, reset in list(self._resets.items()):
             if reset is None or self.questions.answered(reset):
                 self._end_beginning(worker)
@@ -214,7 +216,7 @@ class Backend:
         return restarted
 
     def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Question:
-        """Call a method on workers."""
+        """Call a method on workers; this process answers for its own share at once."""
         theirs = {worker: values for worker, values in arguments.items() if worker < len(self._shares)}
         question = self.questions.begin(method, theirs)
         if self._caller is not None and (own := arguments.get(len(self._shares))) is not None:
@@ -227,7 +229,7 @@ class Backend:
         return question
 
     def close(self, timeout_s: float) -> None:
-        """End all. Idempotent."""
+        """Close the environments of this process and end the workers. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -242,23 +244,23 @@ class Backend:
                 self._requests.close()
                 self._answers.close()
 
-    def _heed(self, event: Lost | Back) -> None:
+    def _note_change(self, event: Lost | Back) -> None:
         if isinstance(event, Lost):
             self._leave_out(event.worker)
         else:
-            self._begin_anew(event.worker)
+            self._begin_episodes(event.worker)
 
     def _leave_out(self, worker: int) -> None:
-        """Nothing is asked of a worker that is gone, and no more awaited of it than what has been heard."""
+        """Send no requests to a worker that has ended, and wait for no further messages from it."""
         self._requests.away.add(worker)
         self._said[worker] = self.workers.heard[worker]
-        # What it waits for may have been closed: with the fork server, its socket goes as well.
+        # The poller may hold the socket of the fork server, which is closed if the fork server has ended.
         self._poller = None
         if worker in self._resets and (reset := self._end_beginning(worker)) is not None:
             self.questions.forget(reset)
 
-    def _begin_anew(self, worker: int) -> None:
-        """Episodes begin anew in one that is back: by themselves with the next step, or else at once."""
+    def _begin_episodes(self, worker: int) -> None:
+        """Begin new episodes in a restarted worker. In ``SAME_STEP`` mode no step does that, so send a reset."""
         self._step_buffer.info_kinds[self._rows_of(worker)] = 0
         reset = None
         if self._plan.job.autoreset_mode is AutoresetMode.SAME_STEP:
@@ -268,7 +270,7 @@ class Backend:
         self.beginning += self.workers.env_ids(worker)
 
     def _end_beginning(self, worker: int) -> Question | None:
-        """Count the rows of a worker again; the reset that was requested from it."""
+        """Trust the rows of a restarted worker again; return the reset that was sent to it."""
         env_ids = self.workers.env_ids(worker)
         self.beginning = [env_id for env_id in self.beginning if env_id not in env_ids]
         return self._resets.pop(worker)
@@ -292,10 +294,10 @@ class Backend:
         env_ids = self.workers.env_ids(worker)
         return slice(env_ids.start, env_ids.stop)
 
-    def _hear(self, timeout_s: float) -> None:
+    def _receive(self, timeout_s: float) -> None:
         try:
             self._supervisor.events(timeout_s)
         except Exception:
-            # Nothing can be done any more.
+            # The supervisor has given up a worker, so no step can be completed.
             self.close(self._plan.job.options.close_timeout_s)
             raise

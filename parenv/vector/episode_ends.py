@@ -1,4 +1,4 @@
-"""Whose episode has ended: who may not be stepped where nobody resets by itself."""
+"""Episodes that ended with the last step, and the check that such sub-environments are reset."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from parenv.memory.step_buffer import StepBuffer
 
 
 class EpisodeEnds:
-    """Whose episode ended with its last step, whether or not anybody received that.
+    """Sub-environments whose episode ended with the last step, even if the user has not received that step.
 
     Args:
-        step_buffer: the step buffer.
-        mode: what happens where an episode ends.
+        step_buffer: Step buffer of the vector env.
+        mode: Autoreset mode.
 
     Attributes:
-        flags: bool ``[N]``; all false with ``SAME_STEP``, where another episode has begun at once.
-        binding: whether these need a reset before their next step, which is so with ``DISABLED``.
+        flags: Whether the episode ended, bool ``[N]``. With ``SAME_STEP`` the next episode has begun, so all are false.
+        binding: Whether an ended episode needs a reset before the next step, as with ``DISABLED``.
     """
 
     def __init__(self, step_buffer: StepBuffer, mode: AutoresetMode) -> None:
@@ -29,7 +29,7 @@ class EpisodeEnds:
         self.binding = mode is AutoresetMode.DISABLED
 
     def note(self, rows: Any) -> None:
-        """Read how the last step of these rows ended."""
+        """Read the flags of these rows from the step buffer."""
         if self._lasting:
             self.flags[rows] = self._step_buffer.terminated[rows] | self._step_buffer.truncated[rows]
 
@@ -37,7 +37,7 @@ class EpisodeEnds:
         """Check that these rows may be stepped.
 
         Raises:
-            ResetNeeded: one may not.
+            ResetNeeded: The episode of a row has ended.
         """
         if self.binding and self.flags[rows].any():
             ended = np.arange(len(self.flags))[rows][self.flags[rows]].tolist()

@@ -1,4 +1,4 @@
-"""What the workers say of their sub-environments, put together to the spaces of a vector env."""
+"""Join the spaces of all workers to the spaces of a vector env."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from parenv.vector.vector_plan import ObservationMode
 
 INFO_BYTES = 1024
 SpacesOfWorker = Mapping[str, tuple[Sequence[Space[Any]], Sequence[int]]]
-"""By name, the different spaces of a worker's sub-environments, and which of them each has."""
+"""Different spaces of a worker's sub-environments by name, and the index of the space of each sub-environment."""
 
 
 @dataclass(frozen=True)
 class Spaces:
-    """The spaces of a vector env, and of its first sub-environment as they really are.
+    """Spaces of a vector env.
 
     Args:
-        first_observation: the first sub-environment's.
-        single_observation: as ``observation_mode`` wants it.
-        observation: batched.
-        single_action: of every sub-environment.
-        action: batched.
+        first_observation: Observation space of the first sub-environment.
+        single_observation: Observation space of one sub-environment by ``observation_mode``.
+        observation: Batched observation space.
+        single_action: Action space of every sub-environment.
+        action: Batched action space.
     """
 
     first_observation: Space[Any]
@@ -47,10 +47,10 @@ class Spaces:
 
 
 def rebuilt(ready: Sequence[StepReady]) -> list[SpacesOfWorker]:
-    """The spaces that workers describe; the first ones are sampled as those of the first sub-environment are.
+    """Rebuild the spaces that workers describe. The first spaces get the random states of the first sub-environment.
 
     Raises:
-        ProtocolError: a description is none.
+        ProtocolError: A description is invalid.
     """
     found: list[SpacesOfWorker] = [
         {name: (list(map(rebuild, described)), which) for name, (described, which) in one.spaces.items()}
@@ -63,11 +63,11 @@ def rebuilt(ready: Sequence[StepReady]) -> list[SpacesOfWorker]:
 
 
 def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, given: Given | None = None) -> Spaces:
-    """Check that the sub-environments go together.
+    """Check that the spaces of all sub-environments are compatible, and batch them.
 
     Raises:
-        ConfigurationError: the first one's spaces are not those that are given.
-        RuntimeError: they do not go together, as ``SyncVectorEnv`` has it.
+        ConfigurationError: The spaces of the first sub-environment differ from ``given``.
+        RuntimeError: The spaces are not compatible, by the rules of ``SyncVectorEnv``.
     """
     if given is not None:
         of_workers = _with_given(of_workers, {"observation_space": given[0], "action_space": given[1]})
@@ -83,7 +83,7 @@ def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, giv
     for number, space in enumerate(observations):
         fits = number == 0 if mode == "same" else is_space_dtype_shape_equiv(space, single)
         if not fits:
-            # Others match these texts, which are Gymnasium's.
+            # User code matches these texts, which are Gymnasium's.
             are_not, remedy = (
                 ("are not equivalent", "If this is intentional, use `observation_mode='different'` instead.")
                 if mode == "same"
@@ -102,11 +102,11 @@ def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, giv
     return Spaces(first, single, batched, actions[0], batch_space(actions[0], num_envs))
 
 
-def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> StepBufferSpec:
-    """The step buffer for sub-environments of these spaces.
+def step_buffer_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> StepBufferSpec:
+    """Describe the step buffer for sub-environments with these spaces.
 
     Raises:
-        ConfigurationError: there is not enough memory for it.
+        ConfigurationError: The machine has not enough memory.
     """
     observed, acted = leaves(spaces.first_observation), leaves(spaces.single_action)
     final_bytes = sum(leaf.nbytes for leaf in observed) if mode is AutoresetMode.SAME_STEP else 0
@@ -122,7 +122,7 @@ def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> StepBuffer
 
 
 def _with_given(of_workers: Sequence[SpacesOfWorker], given: Mapping[str, Space[Any]]) -> list[SpacesOfWorker]:
-    """The same with the given spaces instead of those that are like them."""
+    """Replace the spaces that equal the given spaces by them."""
     for name, space in given.items():
         if not alike(first := of_workers[0][name][0][0], space):
             raise ConfigurationError(f"spaces= has the {name} {space}, but env_id 0 has {first}: give that, or none")
@@ -136,7 +136,7 @@ def _with_given(of_workers: Sequence[SpacesOfWorker], given: Mapping[str, Space[
 
 
 def _distinct(of_workers: Sequence[SpacesOfWorker], name: str) -> tuple[list[Space[Any]], list[int]]:
-    """The different spaces of that name, and which of them each sub-environment has."""
+    """Return the different spaces with this name, and the index of the space of each sub-environment."""
     distinct, numbers = each_once([space for spaces in of_workers for space in spaces[name][0]])
     begins = accumulate((len(spaces[name][0]) for spaces in of_workers), initial=0)
     return distinct, [

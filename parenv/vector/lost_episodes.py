@@ -1,4 +1,4 @@
-"""What becomes of episodes whose worker was started again: the last observation once more, truncated and flagged."""
+"""Results of sub-environments whose worker was restarted: truncated, with the last observation, and flagged."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ FLAG = "worker_restarted"
 
 
 class LostEpisodes:
-    """Rows whose episode was lost, and what is to be said of them.
+    """Rows whose episode was lost with a worker.
 
-    A row that was waiting for an answer is answered here at once; one that was not is *broken*, and is answered here
-    when the next step is asked of it.
+    If such a row awaits the result of a step, this class writes the result at once. Otherwise the row is *broken*, and
+    this class writes the result when the user requests the next step.
 
     Args:
-        step_buffer: the step buffer.
-        results: reads it.
-        mode: what happens where an episode ends.
-        wanted: whether workers are restarted at all; if not, nothing is kept.
+        step_buffer: Step buffer of the vector env.
+        results: Reader of the step buffer.
+        mode: Autoreset mode.
+        wanted: Whether workers are restarted. If not, this class keeps nothing.
 
     Attributes:
         broken: env_ids of broken rows.
@@ -38,29 +38,29 @@ class LostEpisodes:
         self._last = results.rows(range(step_buffer.spec.num_envs)) if wanted else []
 
     def lose(self, env_ids: Sequence[int]) -> None:
-        """These rows have lost their episode."""
+        """Mark rows whose episode was lost as broken."""
         self.broken.update(env_ids)
 
     def forget(self, env_ids: Sequence[int]) -> None:
-        """These rows begin another episode."""
+        """Unmark rows that begin another episode."""
         self.broken.difference_update(env_ids)
         for env_id in env_ids if self._answered else ():
             self._answered.pop(env_id, None)
 
     def take_back(self) -> None:
-        """Of what was answered here, the rest was never delivered: it is answered again, with the next step."""
+        """Mark rows as broken again whose results were written here but never delivered."""
         if self._answered:
             self.broken.update(self._answered)
             self._answered.clear()
 
     def delivered(self, env_ids: Sequence[int]) -> None:
-        """Remember the observations that the user has got."""
+        """Copy the observations that the user has received."""
         if self.wanted:
             for kept, new in zip(self._last, self._results.rows(env_ids), strict=True):
                 put(kept, env_ids, new)
 
     def answer_broken(self, env_ids: Sequence[int]) -> set[int]:
-        """Answer those of these rows that are broken: truncated, no reward."""
+        """Write truncated results without reward to the broken rows among these; return those rows."""
         if not self.broken:
             return set()
         step_buffer = self._step_buffer
@@ -79,7 +79,7 @@ class LostEpisodes:
         return set(rows)
 
     def add_to(self, infos: dict[str, Any], env_ids: Any) -> dict[str, Any]:
-        """Add what is to be said of rows that were answered here to the infos of these rows."""
+        """Add the flags of rows whose results were written here to the infos of these rows."""
         if self._answered:
             for position, env_id in enumerate(list(env_ids)):
                 if env_id in self._answered:

@@ -1,4 +1,4 @@
-"""make_vec: a ParallelVectorEnv from an env id."""
+"""Make a ParallelVectorEnv from an env id."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def make_vec(
     placement: Placing = None,
     **kwargs: Any,
 ) -> ParallelVectorEnv:
-    """``gymnasium.make_vec`` for :class:`ParallelVectorEnv`.
+    """Make a :class:`ParallelVectorEnv`, with the arguments of ``gymnasium.make_vec``.
 
     Args:
-        id: of the environment, with the module that registers it (``"module:Name-v0"``) or without, and without a
-            version for the latest; or its spec.
-        num_envs: how many.
+        id: Id of the environment, or its spec. ``"module:Name-v0"`` imports a module first. An id without a version
+            means the latest version.
+        num_envs: Number of sub-environments.
         vectorization_mode: ``None`` or ``"async"``.
-        vector_kwargs: arguments of :class:`ParallelVectorEnv`.
-        wrappers: applied to each sub-environment, in this order.
-        placement: where workers run, as in :class:`ParallelVectorEnv`, which then needs
-            ``vector_kwargs={"num_workers": ...}``; ``None``: on this machine.
-        **kwargs: for ``gymnasium.make``.
+        vector_kwargs: Arguments of :class:`ParallelVectorEnv`.
+        wrappers: Wrappers of each sub-environment, the innermost first.
+        placement: Machines of the workers, as in :class:`ParallelVectorEnv`. It needs
+            ``vector_kwargs={"num_workers": ...}``. Default: this machine.
+        **kwargs: Arguments of ``gymnasium.make``.
 
     Raises:
-        ConfigurationError: another vectorization mode.
-        gymnasium.error.Error: Gymnasium does not know the environment.
-        ModuleNotFoundError: there is no such module.
+        ConfigurationError: The vectorization mode is another one.
+        gymnasium.error.Error: Gymnasium has no such environment.
+        ModuleNotFoundError: The module does not exist.
 
     >>> envs = make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers": 2})
     >>> envs
@@ -78,7 +78,7 @@ def make_vec(
 
 
 def _find_spec(id: str) -> EnvSpec:
-    """As ``gymnasium.make`` finds it."""
+    """Find the spec of an env id by the rules of ``gymnasium.make``."""
     module, _, name = id.rpartition(":")
     if module:
         importlib.import_module(module)

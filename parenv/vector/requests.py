@@ -1,4 +1,4 @@
-"""How workers hear that sub-environments are to step: wake-ups, and rings of orders on the step buffer."""
+"""Requests for steps: wake-ups of the workers, and rings of orders in the step buffer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from parenv.process.wake_up import ALL, ECHO
 
 
 class Requests:
-    """Requests to the workers of a vector env. What is asked of one that is away is not asked: its rows begin anew.
+    """Requests to the workers of a vector env.
 
     Args:
-        shares: sub-environments of each worker.
-        wake_ups: of each worker.
+        shares: Number of sub-environments of each worker.
+        wake_ups: Wake-up of each worker.
 
     Attributes:
-        away: workers that are away.
-        worker_of: by env_id, int64.
+        away: Workers that have ended and are not back yet. They get no requests, because their rows begin new episodes.
+        worker_of: Worker of each sub-environment, int64 ``[num_envs]``.
     """
 
     def __init__(self, shares: Sequence[int], wake_ups: Sequence[Notifier]) -> None:
@@ -35,18 +35,18 @@ class Requests:
         """Add the wake-up of the last worker."""
         self._wake_ups.append(wake_up)
 
-    def lie_on(self, step_buffer: StepBuffer) -> None:
-        """Be told where the rings are."""
+    def use(self, step_buffer: StepBuffer) -> None:
+        """Use the rings of this step buffer."""
         self._rings = np.split(step_buffer.orders, np.cumsum(self._shares[:-1]))
 
     def of_all(self) -> None:
-        """A step of every sub-environment."""
+        """Request a step of every sub-environment."""
         for worker, wake_up in enumerate(self._wake_ups):
             if worker not in self.away:
                 wake_up.notify(ALL)
 
     def of(self, env_ids: Sequence[int], reset: bool = False) -> None:
-        """A step of some of them, or an episode to begin."""
+        """Request a step, or the begin of an episode, of some sub-environments."""
         ids = np.asarray(env_ids, np.int64)
         workers = self.worker_of[ids]
         for worker in sorted(set(workers.tolist()) - self.away):
@@ -57,26 +57,26 @@ class Requests:
                 self._order(worker, ~orders if reset else orders)
 
     def echo(self) -> None:
-        """Have every worker wake this process, and do nothing else."""
+        """Request only a wake-up of this process, from every worker."""
         for wake_up in self._wake_ups:
             wake_up.notify(ECHO)
 
     def workers(self, env_ids: Sequence[int]) -> list[int]:
-        """Whose these are, of those that are not away."""
+        """Return the workers of these sub-environments that are not away."""
         return sorted(set(self.worker_of[list(env_ids)].tolist()) - self.away)
 
     def put(self, worker: int, wake_up: Notifier) -> None:
-        """Another process of a worker is to have another wake-up, and begins at the head of its ring."""
+        """Replace the wake-up of a worker whose next process begins at the head of its ring."""
         self._wake_ups[worker].close()
         self._wake_ups[worker], self._ordered[worker] = wake_up, 0
 
     def close(self) -> None:
-        """Close the wake-ups."""
+        """Close all wake-ups."""
         for wake_up in self._wake_ups:
             wake_up.close()
 
     def _order(self, worker: int, orders: Any) -> None:
-        """Put orders into a worker's ring, which has room for one to each of its rows."""
+        """Put orders into a worker's ring, which has one place for each of its rows."""
         ring, n = self._rings[worker], len(orders)
         begin = self._ordered[worker] % len(ring)
         fitting = min(n, len(ring) - begin)

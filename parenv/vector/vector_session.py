@@ -22,7 +22,7 @@ from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
 from parenv.vector.backend import Backend
 from parenv.vector.episode_ends import EpisodeEnds
-from parenv.vector.joined_spaces import board_spec, join_spaces
+from parenv.vector.joined_spaces import join_spaces, step_buffer_spec
 from parenv.vector.lost_episodes import LostEpisodes
 from parenv.vector.results import Results
 from parenv.vector.vector_plan import VectorPlan
@@ -54,7 +54,7 @@ class VectorSession:
             first, mode = self.backend.first, plan.job.autoreset_mode
             self.spaces = join_spaces(self.backend.spaces, plan.observation_mode, plan.spaces)
             self.metadata, self.render_mode = {**first.metadata, "autoreset_mode": mode}, first.render_mode
-            self._step_buffer = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, mode))
+            self._step_buffer = self.backend.lay_out(step_buffer_spec(self.spaces, plan.num_envs, mode))
         except BaseException:
             self.close(plan.job.options.close_timeout_s)
             raise

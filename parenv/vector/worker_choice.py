@@ -1,4 +1,4 @@
-"""What ``num_workers="auto"`` chooses: workers, or none where they would cost more than they save."""
+"""Choose between worker processes and this process, for ``num_workers="auto"`` and ``caller_steps``."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from parenv.vector.vector_session import VectorSession
 
 ROUND_TRIPS = 20
 SPINNING_S = 5e-6
-"""What it takes until somebody hears who is awake: an estimate."""
+"""Estimate of the seconds until a worker that polls notices a wake-up."""
 STEP_OVERHEAD_S = 20e-6
-"""What a parallel step costs beside stepping and waking, more than one in this process: an estimate."""
+"""Estimate of the further overhead of a parallel step over a step in this process, in seconds."""
 
 
 def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, float | None]:
-    """Begin a session, without workers where a measurement is to decide and they do not pay.
+    """Begin a session. If a measurement is to decide and shows no gain, use no workers.
 
     Returns:
-        The plan as it is carried out, the session, and the measured seconds per env step, ``None`` without any.
+        The final plan, the session, and the measured seconds per env step, or ``None`` without a measurement.
 
     Raises:
-        Exception: of a sub-environment, when it is made.
+        Exception: The constructor of a sub-environment raised it.
     """
     if plan.caller_steps and not plan.inline:
         return _with_the_caller(plan, copy)
     session = VectorSession(plan, copy)
-    # A caller that is to step the only sub-environment leaves none for workers, so there is nothing to choose.
+    # If the caller steps the only sub-environment, the workers have none, so there is no choice.
     if plan.inline or not plan.measured:
         return plan, session, None
     try:
@@ -46,7 +46,7 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
         session.close(plan.job.options.close_timeout_s)
         if not isinstance(error, Exception):
             raise
-        # Random actions need not be legal ones. Whoever measured may be stuck or gone, so all begin anew.
+        # Random actions may be illegal. The worker that measured may hang or have ended, so start all workers again.
         warnings.warn(
             f'num_workers="auto" takes one worker per core, because no step could be measured with random actions: '
             f"{type(error).__name__}: {error}",
@@ -62,9 +62,9 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
 
 
 def _with_the_caller(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, float | None]:
-    """The same where this process is to step a part, or may."""
+    """Begin a session in which this process steps a share, or may do so."""
     step_s, native = None, "unknown"
-    # Random actions need not be legal ones: what was planned stands, and shows what is wrong.
+    # Random actions may be illegal. The plan then stays, and the first step shows the error of the environment.
     with contextlib.suppress(Exception):
         step_s, native = measured_step_s(plan.job.factories, 0)
     workers, num_envs = len(plan.worker_shares), plan.num_envs
@@ -80,13 +80,13 @@ def _with_the_caller(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSe
 
 
 def rows_of_caller(num_envs: int, workers: int, step_s: float, waking_s: float) -> int:
-    """How many sub-environments the caller steps, so that it and workers that are woken first are done together.
+    """Return the number of sub-environments for the caller, so that it finishes a step when the workers do.
 
     Args:
-        num_envs: in all.
-        workers: worker processes.
-        step_s: seconds per env step.
-        waking_s: seconds for waking workers.
+        num_envs: Number of all sub-environments.
+        workers: Number of worker processes.
+        step_s: Seconds per env step.
+        waking_s: Seconds until the workers are awake.
 
     >>> rows_of_caller(64, 1, step_s=5e-6, waking_s=5e-6), rows_of_caller(64, 3, step_s=5e-6, waking_s=50e-6)
     (32, 23)
@@ -96,10 +96,10 @@ def rows_of_caller(num_envs: int, workers: int, step_s: float, waking_s: float) 
 
 
 def round_trip_s(backend: Backend, timeout_s: float) -> float:
-    """Seconds until all workers, woken at once, have woken this process: the median of several times.
+    """Return the median seconds from the wake-up of all workers to their answers.
 
     Raises:
-        WorkerTimeoutError: they have not, in time.
+        WorkerTimeoutError: A worker does not answer in time.
     """
     taken, deadline = [], time.monotonic() + timeout_s
     for _ in range(ROUND_TRIPS):
@@ -114,13 +114,13 @@ def round_trip_s(backend: Backend, timeout_s: float) -> float:
 
 
 def parallel_pays(step_s: float, shares: Sequence[int], cores: int, waking_s: float) -> bool:
-    """Whether workers are expected to be faster than stepping in the caller's process.
+    """Predict whether workers are faster than the caller's process.
 
     Args:
-        step_s: seconds per env step.
-        shares: sub-environments of each worker.
-        cores: that may be used.
-        waking_s: seconds for waking all workers and being woken by them.
+        step_s: Seconds per env step.
+        shares: Number of sub-environments of each worker.
+        cores: Number of usable cores.
+        waking_s: Seconds from the wake-up of all workers to their answers.
 
     >>> parallel_pays(5e-6, (32, 32), 2, waking_s=5e-5), parallel_pays(5e-6, (4, 4), 2, waking_s=5e-5)
     (True, False)
