@@ -30,62 +30,58 @@ _IDLE = ""
 
 
 class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
-    """Gymnasium's ``AsyncVectorEnv`` with many sub-environments per worker: same arguments, same behaviour.
+    """Gymnasium's ``AsyncVectorEnv`` with many sub-environments per worker, with the same arguments and behaviour.
 
-    Results are those of ``SyncVectorEnv`` on the same seeds and actions. Beside :meth:`step` there are :meth:`send` and
-    :meth:`recv`, which step whoever is ready. Used as a context manager it is closed at the end.
+    The results equal those of ``SyncVectorEnv`` with the same seeds and actions. The methods :meth:`send` and
+    :meth:`recv` step the sub-environments that are ready. A ``with`` block closes the vector env at its end.
 
     Args:
-        env_fns: one factory for each sub-environment.
-        shared_memory: accepted; arrays of fixed size lie in shared memory, everything else travels by message.
-        copy: whether returned observations are copies. With ``False`` they are arrays over the shared memory, which the
+        env_fns: One factory for each sub-environment.
+        shared_memory: Accepted without effect. Arrays of fixed size are in shared memory, other values are messages.
+        copy: Whether returned observations are copies. With ``False`` they are arrays over the shared memory, which the
             next step overwrites.
-        context: accepted; all start methods mean the same here.
-        daemon: accepted; workers always end with this process, and may have children of their own.
-        worker: must be ``None``.
+        context: Accepted without effect, because all start methods mean the same here.
+        daemon: Accepted without effect. Workers always end with this process, and may have child processes.
+        worker: Must be ``None``.
         observation_mode: ``"same"``, ``"different"`` (equal shapes and dtypes), or a pair of batched and single space.
-        autoreset_mode: what happens where an episode ends.
-        max_concurrency: how many sub-environments may be stepped at the same time: a limit on ``num_workers``.
-        num_workers: worker processes; ``None``: one per usable core; 0: everything in this process; ``"auto"``: one per
-            core or 0, whichever a measurement of the first sub-environment's step promises to be faster.
-        batch_size: rows that :meth:`recv` returns; all by default.
-        step_timeout_s: seconds that an env step or a call may take before its worker counts as hung and is killed, its
-            stack shown; ``None``: ``WorkerOptions.step_timeout_s``. ``WorkerOptions.reset_timeout_s`` is the same for
-            resets. Without effect with ``num_workers=0``, where there is nobody to wait for it; that also goes for the
-            limit of a wait.
-        on_worker_death: ``"raise"``: a dead worker closes the env; ``"restart"``: it is started again, as often as
-            ``WorkerOptions.restart`` allows; the current episodes of its sub-environments are truncated and flagged in
-            ``infos["worker_restarted"]``.
-        workers: how workers are set up and how long they may take to start and to close.
-        placement: where workers run; ``None``: on this machine. On hosts, every step costs a round trip over the
-            network, where it costs some microseconds here: prefer :class:`AsyncWorkerPool` across machines, or
-            :meth:`send` to one half of the sub-environments while the other is under way. ``num_workers`` has to be
-            given, and counts the workers on all hosts; a host that is lost is the death of its workers, and those that
-            are restarted wait up to ``WorkerOptions.start_timeout_s`` for another.
-        caller_steps: whether this process steps a part of the sub-environments itself while workers step theirs, which
-            is faster where a step is cheap; it takes the place of a worker where ``num_workers`` is left out. Given up
-            is what a process of their own protects from: a crash of native code in that part takes this process along,
-            and a hang there cannot be cut. The ``timeout`` of a wait does not interrupt this process either: the wait
-            ends when its part is done, and raises only if workers still step then. ``"auto"``: where that pays, and the
-            first sub-environment's module brings no native code that could crash.
-        spin_us: microseconds that this process and workers look whether they have been rung for, before they sleep and
-            have to be woken. ``"auto"``: 100 where the usable cores suffice for all workers and this process, while
-            waits are that short, and with at most a tenth of a core spent beyond the wake-ups that are saved; 0: never.
-            :meth:`statistics` has what it took.
-        spaces: observation and action space of one sub-environment, where the env is to have these very objects, with
-            their class and what that samples; ``"make"``: those of an environment that is made in this process for it
-            and closed; ``None``: as workers describe them, by which a ``Space`` class of your own is not known here.
-        strict_infos: what a value in an info is that has no plain form: with ``False`` it is left out, with one warning
-            that names it; with ``True`` it is a :class:`~parenv.NotDataError`. With ``num_workers=0`` it is there.
+        autoreset_mode: When a sub-environment is reset after the end of an episode.
+        max_concurrency: Limit on ``num_workers``.
+        num_workers: Number of worker processes. Default: one per usable core. With 0, this process steps all
+            sub-environments. ``"auto"`` chooses between both by the measured time of a step.
+        batch_size: Number of rows that :meth:`recv` returns. Default: all.
+        step_timeout_s: Limit for an env step or a call, in seconds. A worker that exceeds it is killed, and the error
+            shows its stack. Default: ``WorkerOptions.step_timeout_s``. ``WorkerOptions.reset_timeout_s`` is the limit
+            for resets. With ``num_workers=0``, neither these limits nor the ``timeout`` of a wait have an effect.
+        on_worker_death: ``"raise"``: a dead worker closes the vector env. ``"restart"``: another process replaces the
+            worker, as often as ``WorkerOptions.restart`` allows. The current episodes of its sub-environments are then
+            truncated and flagged in ``infos["worker_restarted"]``.
+        workers: Options of the workers, with their limits for start and close.
+        placement: Machines of the workers. Default: this machine. On hosts, every step costs a network round trip, so
+            prefer :class:`AsyncWorkerPool` across machines, or :meth:`send` to one half of the sub-environments while
+            the other half is under way. ``num_workers`` is required, and counts the workers on all hosts. The workers
+            of a lost host wait up to ``WorkerOptions.start_timeout_s`` for another host.
+        caller_steps: Whether this process steps a share of the sub-environments while workers step theirs. That is
+            faster for cheap steps. Without ``num_workers``, this process takes the place of one worker. A crash of
+            native code in that share ends this process, and a hang cannot be interrupted. The ``timeout`` of a wait
+            takes effect after that share. ``"auto"``: if that is faster, and the module of the first sub-environment
+            imports no native code that could crash.
+        spin_us: Microseconds for which this process and the workers poll before they sleep; 0: never. ``"auto"``: 100
+            if there is a core for every worker and this process. Polling then stops while waits are longer, and takes
+            at most a tenth of a core beyond the saved wake-ups. :meth:`statistics` reports the time.
+        spaces: Observation and action space of one sub-environment, if the vector env must use these objects.
+            ``"make"``: spaces of an environment that this process makes and closes. Default: spaces that workers
+            describe, in which a ``Space`` class of the user is unknown.
+        strict_infos: Whether a value in an info that has no plain form is a :class:`~parenv.NotDataError`. By default
+            the value is left out, with one warning. With ``num_workers=0`` no value is left out.
 
     Attributes:
-        num_workers: worker processes; 0: everything in this process.
-        num_caller_envs: sub-environments that this process steps itself beside workers, the last ones.
-        measured_step_s: seconds that an env step was found to take; ``None`` where nothing was measured.
+        num_workers: Number of worker processes; 0 if this process steps all sub-environments.
+        num_caller_envs: Number of sub-environments that this process steps beside workers. They are the last ones.
+        measured_step_s: Measured seconds per env step; ``None`` without a measurement.
 
     Raises:
-        ConfigurationError: an argument is wrong, or cannot be honoured.
-        RuntimeError: the spaces of the sub-environments do not go together.
+        ConfigurationError: An argument is invalid.
+        RuntimeError: The spaces of the sub-environments are not compatible.
 
     >>> import gymnasium as gym
     >>> envs = ParallelVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
@@ -159,7 +155,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def closed(self) -> bool:  # type: ignore[override,unused-ignore]
-        """Whether :meth:`close` was called, or a worker is gone that was not restarted."""
+        """Tell whether :meth:`close` was called, or a worker has ended without a restart."""
         return self._is_closed or self._session.backend.closed
 
     @closed.setter
@@ -173,12 +169,12 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.close()
 
     def statistics(self) -> VectorStatistics:
-        """What has happened so far, and what waiting awake has taken."""
+        """Return the number of restarts and the time of polling so far."""
         return self._session.backend.statistics()
 
     @property
     def envs(self) -> list[Any]:
-        """The sub-environments themselves, as in ``SyncVectorEnv``; with ``num_workers=0`` only."""
+        """The sub-environments, as in ``SyncVectorEnv``. This needs ``num_workers=0``."""
         if self.num_workers:
             raise AttributeError("the sub-environments are in its workers: call() reaches them, or use num_workers=0")
         return list(self._session.backend.envs)
@@ -197,12 +193,13 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """Begin an episode in all sub-environments, or in those of ``options["reset_mask"]``.
 
         Args:
-            seed: ``None``; an integer, which gives ``seed + i`` to the ``i``-th; or a list with one for each.
-            options: a mapping for all of them, or a list with one for each. ``reset_mask``, bool ``[num_envs]``, is
-                taken out of a copy.
+            seed: ``None``, a list with one seed for each sub-environment, or an integer. With an integer, the seed of
+                sub-environment ``i`` is ``seed + i``.
+            options: Mapping for all sub-environments, or a list with one entry for each. ``reset_mask``, bool
+                ``[num_envs]``, is not passed on.
 
         Returns:
-            Observations of all, and infos.
+            Observations of all sub-environments, and infos.
         """
         self.reset_async(seed, options)
         return self.reset_wait()
@@ -219,8 +216,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """Wait for a reset.
 
         Raises:
-            NoAsyncCallError: there is none.
-            multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds. It goes on; its results are dropped.
+            NoAsyncCallError: No reset was begun.
+            multiprocessing.TimeoutError: The reset takes longer than ``timeout`` seconds. Its results are dropped.
         """
         with self._one_thread:
             self._end_pending("reset", "reset_wait")
@@ -230,7 +227,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """Step all sub-environments.
 
         Args:
-            actions: ``[num_envs, ...]``, as :attr:`action_space` has it; arrays are made of lists and tensors.
+            actions: Batch of :attr:`action_space`, ``[num_envs, ...]``. Lists and tensors become arrays.
 
         Returns:
             Observations; rewards, float64 ``[num_envs]``; terminated and truncated, bool ``[num_envs]``; infos.
@@ -242,7 +239,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """Begin a step without waiting for it.
 
         Raises:
-            ResetNeeded: with ``DISABLED``: the episode of a sub-environment has ended.
+            ResetNeeded: The mode is ``DISABLED`` and the episode of a sub-environment has ended.
         """
         with self._one_thread:
             self._check_free("step_async")
@@ -253,25 +250,25 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """Wait for a step.
 
         Raises:
-            NoAsyncCallError: there is none.
-            multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds. It goes on, but its results are
-                dropped, and the next step begins when it is over.
+            NoAsyncCallError: No step was begun.
+            multiprocessing.TimeoutError: The step takes longer than ``timeout`` seconds. Its results are dropped, and
+                the next step begins when this step is finished.
         """
         with self._one_thread:
             self._end_pending("step", "step_wait")
             return self._session.end_step(timeout, "step_wait")
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
-        """Have some sub-environments take a step, without waiting for them; :meth:`recv` has the results.
+        """Begin a step of some sub-environments without waiting. :meth:`recv` returns the results.
 
         Args:
-            actions: one for each of them, batched as in :meth:`step`.
-            env_ids: which, as integers; all by default. None of them may be under way.
+            actions: Batch of one action for each of these sub-environments, as in :meth:`step`.
+            env_ids: Indices of the sub-environments, none of which may be under way. Default: all.
 
         Raises:
-            ValueError: ``env_ids`` are no such integers, or there is another number of actions.
-            AlreadyPendingCallError: one of them is under way, or another call is.
-            ResetNeeded: with ``DISABLED``: the episode of one of them has ended.
+            ValueError: ``env_ids`` are not different indices, or the number of actions differs.
+            AlreadyPendingCallError: One of the sub-environments, or another call, is under way.
+            ResetNeeded: The mode is ``DISABLED`` and the episode of a sub-environment has ended.
         """
         with self._one_thread:
             self._check_idle("send")
@@ -281,21 +278,22 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             self._session.send(actions, ids)
 
     def recv(self, timeout: float | None = None, batch_size: int | None = None) -> StepResults:
-        """The results of the ``batch_size`` sub-environments that are ready first.
+        """Return the results of the ``batch_size`` sub-environments that are ready first.
 
-        With ``DISABLED``, nobody can be reset while others are under way. So that it does not end there, fewer rows are
-        returned where fewer are under way and the episodes of all others have ended.
+        With ``DISABLED``, no sub-environment can be reset while others are under way. If the episodes of all others
+        have ended, this method therefore returns only the rows that are under way.
 
         Args:
-            timeout: seconds to wait at most.
-            batch_size: rows, this time; ``None``: as the env was made.
+            timeout: Limit of the wait, in seconds.
+            batch_size: Number of rows. Default: ``batch_size`` of the constructor.
 
         Returns:
-            As :meth:`step`, ``batch_size`` rows; ``infos["env_id"]`` says whose they are. Observations are copies.
+            Results as in :meth:`step`, with ``batch_size`` rows. ``infos["env_id"]`` contains the index of the
+            sub-environment of each row. Observations are copies.
 
         Raises:
-            NoAsyncCallError: fewer than ``batch_size`` are under way.
-            multiprocessing.TimeoutError: not enough were ready in time; nothing is lost.
+            NoAsyncCallError: Fewer than ``batch_size`` sub-environments are under way.
+            multiprocessing.TimeoutError: Too few were ready in time. A later call returns their results.
         """
         if batch_size is not None:
             at_least("batch_size", batch_size, 1)
@@ -309,10 +307,10 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             return self._session.recv(timeout, batch_size)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every sub-environment, found through its wrappers, or read an attribute.
+        """Call a method of every sub-environment, or read an attribute, also behind wrappers.
 
         Returns:
-            What they returned, plain data only unless ``num_workers=0``.
+            One result from each sub-environment. Workers return only plain data.
         """
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
@@ -330,23 +328,23 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """Wait for a call.
 
         Raises:
-            NoAsyncCallError: there is none.
-            multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds.
+            NoAsyncCallError: No call was begun.
+            multiprocessing.TimeoutError: The call takes longer than ``timeout`` seconds.
         """
         with self._one_thread:
             self._end_pending("call", "call_wait")
             return self._session.end_call(timeout, "call_wait")
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """An attribute of every sub-environment, found through its wrappers."""
+        """Read an attribute of every sub-environment, also behind wrappers."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every sub-environment, on the wrapper that has it.
 
         Args:
-            name: of the attribute.
-            values: one for all, or a list or tuple with one for each.
+            name: Name of the attribute.
+            values: Value for all sub-environments, or a list or tuple with one value for each.
         """
         with self._one_thread:
             self._check_free("set_attr")
@@ -355,7 +353,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             self._session.end_call(None, "set_attr")
 
     def render(self) -> tuple[Any, ...]:
-        """What every sub-environment's ``render`` returns."""
+        """Call ``render`` of every sub-environment."""
         return self.call("render")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
@@ -365,8 +363,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         signal handler has interrupted that call, the workers end when the call does.
 
         Args:
-            timeout: seconds that workers may take to end by themselves, ``WorkerOptions.close_timeout_s`` by default.
-            terminate: end them by force at once.
+            timeout: Seconds after which workers are killed. Default: ``WorkerOptions.close_timeout_s``.
+            terminate: Whether to kill the workers at once.
 
         Raises:
             PoolBusyError: The call of another thread has not ended within ``WorkerOptions.close_timeout_s``. That call
@@ -392,7 +390,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             )
 
     def _end_pending(self, what: str, name: str) -> None:
-        """Check that this is pending; whatever comes of it, it is not afterwards."""
+        """Check that a call is pending, and mark it as no longer pending."""
         self._check_open()
         if self._pending != what:
             raise NoAsyncCallError(f"Calling `{name}` without any prior call to `{what}_async`.", what)

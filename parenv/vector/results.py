@@ -1,4 +1,4 @@
-"""From the step buffer to what a vector env returns."""
+"""Read the results of a vector env from the step buffer, and write actions to it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from parenv.supervision.warning import Warner
 
 
 class Results:
-    """Reads rows of the step buffer, together with what came by message.
+    """Reads rows of the step buffer, together with the data from messages.
 
     Args:
-        step_buffer: the step buffer.
-        space: whose leaves lie there.
-        copy: whether observations of all rows are copies, or arrays over the step buffer.
-        options: how actions must fit their space.
-        strict_infos: whether a value in an info that has no plain form is an error.
+        step_buffer: Step buffer of the vector env.
+        space: Observation space of the first sub-environment.
+        copy: Whether observations of all rows are copies, or arrays over the step buffer.
+        options: Options with the checks of actions.
+        strict_infos: Whether a value in an info that has no plain form is an error.
 
     Attributes:
-        fit: how actions must fit their space.
-        left_out: what :meth:`report_left_out` has to report.
+        fit: Checks of actions.
+        left_out: env_id and description of each value that workers left out of an info, by its place.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Results:
         self._by_message: dict[int, Any] = Announced("an info of env_id")
 
     def take(self, side_data: Sequence[SideData]) -> None:
-        """Take note of what came by message."""
+        """Store the data from messages."""
         for said in side_data:
             for number, kind in said.kinds:
                 self._infos.learn(number, kind)
@@ -67,10 +67,10 @@ class Results:
                     self._lists[i][env_id] = value
 
     def report_left_out(self) -> None:
-        """Warn once of each place in infos whose value cannot leave a worker.
+        """Warn once for each place in infos whose value cannot leave a worker.
 
         Raises:
-            NotDataError: instead, where that is to be an error.
+            NotDataError: ``strict_infos`` is set.
         """
         left_out, self.left_out = self.left_out, {}
         for where, (env_id, what) in left_out.items():
@@ -86,7 +86,7 @@ class Results:
             )
 
     def observations(self, env_ids: Any) -> Any:
-        """A batch of observations: of all, or of the rows of an array of env_ids."""
+        """Return the observations of all sub-environments, or of an array of env_ids."""
         if self._single:
             rows = self._step_buffer.observations[0]
             assert rows is not None
@@ -96,7 +96,7 @@ class Results:
         return unflatten(self._leaves, [self._leaf(i, env_ids) for i in range(len(self._leaves))])
 
     def rows(self, env_ids: Sequence[int]) -> list[Any]:
-        """A copy of these rows, for :meth:`restore`."""
+        """Copy the observations of these rows, for :meth:`restore`."""
         ids = list(env_ids)
         return [
             [self._lists[i][env_id] for env_id in ids] if rows is None else rows[ids]
@@ -104,33 +104,33 @@ class Results:
         ]
 
     def restore(self, env_ids: Sequence[int], saved: Sequence[Any]) -> None:
-        """Put rows back, as they were when they were copied."""
+        """Write copied observations back to their rows."""
         for i, rows in enumerate(self._step_buffer.observations):
             put(self._lists[i] if rows is None else rows, env_ids, saved[i])
 
     def infos(self, env_ids: Any) -> dict[str, Any]:
-        """The infos of all, or of the rows of an array of env_ids."""
+        """Return the infos of all sub-environments, or of an array of env_ids."""
         return self._infos.read(env_ids, self._by_message)
 
     def each_info(self) -> list[dict[str, Any]]:
-        """The infos of all one by one, as they were given."""
+        """Return a list with the info of each sub-environment."""
         return self._infos.each(self._by_message)
 
     def write_actions(self, actions: Any, env_ids: Any, keep_dtypes: bool) -> list[str] | None:
-        """Write a batch of actions onto the step buffer, in the dtypes in which they are given.
+        """Write a batch of actions to the step buffer, without a change of their dtypes.
 
         Args:
-            actions: batched, nested as the action space is.
-            env_ids: whose, or ``None`` for all.
-            keep_dtypes: whether the dtypes must be those of before, as actions that lie there are yet to be read.
+            actions: Batch of actions, nested as the action space.
+            env_ids: Sub-environments, or ``None`` for all.
+            keep_dtypes: Whether the dtypes must stay, because workers have yet to read other actions.
 
         Returns:
-            The dtypes that workers must be told of first, empty if they know; ``None``: nothing was written, because
-            these are not arrays as the step buffer has room for.
+            New dtypes that the workers need before they read, or an empty list. ``None`` if nothing was written because
+            the actions do not fit into the step buffer.
 
         Raises:
-            ConfigurationError: actions are not finite, where that is checked, or do not fit their space.
-            TypeError: they are not a batch, but a single number.
+            ConfigurationError: The actions do not fit their space, or are not finite although ``check_finite`` is set.
+            TypeError: The actions are a single number.
         """
         step_buffer, fit = self._step_buffer, self.fit
         first = step_buffer.actions[0]
@@ -173,7 +173,7 @@ class Results:
 
 
 def put(rows: Any, env_ids: Sequence[int], values: Any) -> None:
-    """Put values into some rows of an array, or of a list."""
+    """Write values to some rows of an array or of a list."""
     if not isinstance(rows, list):
         rows[list(env_ids)] = values
         return
@@ -182,14 +182,14 @@ def put(rows: Any, env_ids: Sequence[int], values: Any) -> None:
 
 
 def add_info(infos: dict[str, Any], info: Any, position: int, n: int) -> dict[str, Any]:
-    """Add the info of one sub-environment to infos of ``n``, by Gymnasium's own function."""
+    """Add the info of one sub-environment to the infos of ``n``, by Gymnasium's own function."""
     adder: VectorEnv[Any, Any, Any] = VectorEnv()
     adder.num_envs = n
     return adder._add_info(infos, info, position)
 
 
 def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> None:
-    """Refuse numbers of another shape or kind; what is no array of numbers is for the environments to judge."""
+    """Refuse numbers of another shape or kind. Other values pass without a check."""
     values = np.asarray(given)
     if values.dtype.kind not in "?biufc":
         return

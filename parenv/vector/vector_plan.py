@@ -1,4 +1,4 @@
-"""From the arguments of a vector env to a plan that has been checked, before any process starts."""
+"""Check the arguments of a vector env, before any process starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ObservationMode = str | tuple[Space[Any], Space[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class VectorArguments:
-    """What the user passed to :class:`~parenv.ParallelVectorEnv`, not checked yet."""
+    """Unchecked arguments of :class:`~parenv.ParallelVectorEnv`."""
 
     env_fns: Sequence[Callable[[], Env[Any, Any]]]
     context: str | None
@@ -50,20 +50,20 @@ class VectorArguments:
 
 @dataclass(frozen=True)
 class VectorPlan:
-    """What a vector env is to be.
+    """Checked settings of a vector env.
 
     Args:
-        job: of the workers.
-        measured: whether a measurement decides that.
-        caller_steps: whether this process is to step a part; ``"auto"``: if that is safe and pays.
-        caller_rows: how many sub-environments it steps: the last share, or 0; all without workers.
-        workers_alone: worker processes, if it steps none.
-        spin_us: microseconds of looking before sleeping, or ``"auto"``.
-        observation_mode: ``"same"``, ``"different"``, or batched and single space.
-        batch_size: rows that ``recv`` returns.
-        placement: where workers run; ``None``: on this machine.
-        spaces: of a sub-environment, where the user gives them.
-        strict_infos: whether a value in an info that has no plain form is an error.
+        job: Job of the workers.
+        measured: Whether a measurement decides if there are workers.
+        caller_steps: Whether this process steps a share beside workers. ``"auto"``: if that is safe and faster.
+        caller_rows: Number of sub-environments that this process steps: the last share, or 0. Without workers: all.
+        workers_alone: Number of worker processes if this process steps no share.
+        spin_us: Microseconds of polling before a process sleeps, or ``"auto"``.
+        observation_mode: ``"same"``, ``"different"``, or the batched and the single space.
+        batch_size: Number of rows that ``recv`` returns.
+        placement: Machines of the workers; ``None`` for this machine.
+        spaces: Spaces of a sub-environment from the user, or ``None``.
+        strict_infos: Whether a value in an info that has no plain form is an error.
     """
 
     job: StepJob
@@ -80,17 +80,17 @@ class VectorPlan:
 
     @property
     def inline(self) -> bool:
-        """Whether there are no worker processes."""
+        """Tell whether this process steps all sub-environments."""
         return not self.worker_shares
 
     @property
     def worker_shares(self) -> tuple[int, ...]:
-        """Sub-environments of each worker process."""
+        """Number of sub-environments of each worker process."""
         return self.job.shares[:-1] if self.caller_rows else self.job.shares
 
     @property
     def num_envs(self) -> int:
-        """Sub-environments in all."""
+        """Number of all sub-environments."""
         return sum(self.job.shares)
 
 
@@ -98,7 +98,7 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
     """Check the arguments of a vector env.
 
     Raises:
-        ConfigurationError: one of them is wrong; the message says what would be right.
+        ConfigurationError: An argument is invalid.
         TypeError: ``observation_mode`` is a pair, but not of spaces.
     """
     factories = _factories(given.env_fns)
@@ -133,7 +133,7 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
 
 
 def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPlan:
-    """The plan with so many worker processes, as even as can be, and so many sub-environments for the caller."""
+    """Set the number of worker processes, with shares as even as possible, and the caller's sub-environments."""
     is_local, caller_rows = plan.placement is None, caller_rows if workers else plan.num_envs
     job = replace(
         plan.job,
@@ -149,14 +149,14 @@ def _caller_steps(given: VectorArguments, workers: int) -> CallerSteps:
     one_of("caller_steps", wanted, (True, False, "auto"))
     if wanted is True and given.placement is not None:
         raise ConfigurationError(
-            "caller_steps=True cannot be honoured with a placement: whoever steps here would be done long before the "
-            "network. Leave one of them out"
+            "caller_steps=True cannot be combined with a placement, because the caller would wait for the network. "
+            "Leave one of them out"
         )
     return wanted if workers and given.placement is None else False
 
 
 def _workers_beside_the_caller(num_workers: int | str | None, workers: int, num_envs: int) -> int:
-    """Worker processes where this process steps too: a core is left to it, and a sub-environment."""
+    """Choose the number of workers so that a core and a sub-environment are left for this process."""
     if isinstance(num_workers, int):
         if num_workers >= num_envs:
             raise ConfigurationError(
@@ -171,7 +171,9 @@ def _spin_us(spin_us: Any) -> SpinUs:
     if spin_us != "auto" and (isinstance(spin_us, bool) or not isinstance(spin_us, int | float) or not spin_us >= 0):
         raise ConfigurationError(f'spin_us must be microseconds, at least 0, or "auto", got {spin_us!r}')
     if spin_us != "auto" and spin_us > MAX_SPIN_US:
-        raise ConfigurationError(f"spin_us={spin_us} is more than {MAX_SPIN_US}: whoever waits that long should sleep")
+        raise ConfigurationError(
+            f"spin_us={spin_us} is more than {MAX_SPIN_US}: use less, so that processes sleep in long waits"
+        )
     return cast("SpinUs", spin_us)
 
 
@@ -185,7 +187,7 @@ def _factories(env_fns: Any) -> Factories:
 
 
 def _check_as_gymnasium_has_it(given: VectorArguments) -> None:
-    """Arguments of Gymnasium's that change nothing here."""
+    """Check the arguments of Gymnasium's class that have no effect."""
     if given.worker is not None:
         raise ConfigurationError(
             "a custom worker function cannot be honoured: workers step many sub-environments each, over shared memory. "
@@ -207,7 +209,7 @@ _FOR_POOLS = {
 
 
 def _options(given: VectorArguments) -> WorkerOptions:
-    """The user's, with what a vector env has arguments of its own for; ``restart=None`` where none is restarted."""
+    """Merge the arguments that override worker options; ``restart=None`` if workers are not restarted."""
     options = options_of("workers", given.workers, WorkerOptions)
     leave_to_pools(options, _FOR_POOLS)
     restarts = one_of("on_worker_death", given.on_worker_death, get_args(OnWorkerDeath)) == "restart"
@@ -251,7 +253,7 @@ def _checked(mode: Any) -> ObservationMode:
             raise TypeError(f"observation_mode must be a pair of spaces, got {type(mode[0])} and {type(mode[1])}")
         return mode
     if mode not in ("same", "different"):
-        # Others match the beginning, which is Gymnasium's text.
+        # User code matches the beginning, which is Gymnasium's text.
         raise ConfigurationError(
             "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
             f"space, actual got {mode}. In a tuple, put the batched space first"

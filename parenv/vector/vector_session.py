@@ -1,4 +1,4 @@
-"""A vector env at work: everything behind the public class, so that it can be closed when that one is garbage."""
+"""The state of an open vector env, apart from the public class, so that it can be closed when that class is garbage."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class VectorSession:
-    """A backend, its step buffer, and where each request stands.
+    """A backend with its step buffer, and the state of every request.
 
     Args:
-        plan: checked.
-        copy: whether observations of all rows are copies, or arrays over the step buffer.
+        plan: Checked plan.
+        copy: Whether observations of all rows are copies, or arrays over the step buffer.
 
     Attributes:
-        owner: the process that may use and close it.
-        under_way: how many sub-environments were sent an action whose results were not received.
-        read_infos: gives the infos of all, or of some, in Gymnasium's form unless somebody sets another.
-        stopped: makes the exception that every wait raises from now on, because somebody else closes the session.
+        owner: Process that may use and close the session.
+        under_way: Number of sub-environments that have an action whose results the user has not received.
+        read_infos: Function that returns the infos of all or of some sub-environments. Default: in Gymnasium's form.
+        stopped: Function that returns the exception for every further wait, because another thread closes the session.
     """
 
     stopped: Callable[[], BaseException] | None = None
@@ -76,7 +76,7 @@ class VectorSession:
         self._deferred: tuple[Any] | None = None
 
     def begin_step(self, actions: Any) -> None:
-        """Have all take a step; after a wait that timed out, once what is still under way is over."""
+        """Begin a step of all. After a wait that timed out, the step begins when the late results have arrived."""
         if self._late and self._is_over(self._settled):
             self._drop_late_results()
         if self._ends.binding and not self._late:
@@ -95,7 +95,7 @@ class VectorSession:
             self.backend.request_all()
 
     def end_step(self, timeout: float | None, name: str) -> StepResults:
-        """Wait for a step of all."""
+        """Wait for the step of all."""
         if self._deferred is not None:
             began = time.monotonic()
             (actions,), self._deferred = self._deferred, None
@@ -105,9 +105,9 @@ class VectorSession:
             timeout = None if timeout is None else max(0.0, began + timeout - time.monotonic())
         self._wait(self._settled, timeout, name)
         if self._tracks_ends:
-            # Before an exception of one of them, with which the results of the others are lost.
+            # An exception of one sub-environment discards the results of the others, so note their ends first.
             self._ends.note(_ALL)
-        has_infos = self._hear()
+        has_infos = self._take_messages()
         step_buffer = self._step_buffer
         infos = self._lost.add_to(self.read_infos(None) if has_infos else {}, self._all)
         if self._tracks_ends:
@@ -116,18 +116,18 @@ class VectorSession:
         return self._results.observations(None), step_buffer.rewards.copy(), *flags, infos
 
     def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int | None], options: Any) -> None:
-        """Begin an episode in some.
+        """Begin an episode in some sub-environments.
 
         Args:
-            env_ids: which.
-            seeds: one for each sub-environment there is.
-            options: for all, or a list with one for each sub-environment there is.
+            env_ids: Sub-environments to reset.
+            seeds: One seed for each sub-environment of the vector env.
+            options: Options for all, or a list with one entry for each sub-environment of the vector env.
         """
         self._take_restarts()
         self._lost.forget(env_ids)
         self._resetting = env_ids
         is_plain = self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids)
-        # With a number, a wait that times out leaves a request that the next step waits for.
+        # The next step waits for the reset by its number, if the wait for the reset times out.
         self._number(env_ids)
         if is_plain:
             self.backend.request(env_ids, reset=True)
@@ -136,23 +136,23 @@ class VectorSession:
             self.begin_call("reset", (seeds, each), env_ids=env_ids)
 
     def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
-        """Wait for a reset; observations of all."""
+        """Wait for a reset; return the observations of all sub-environments and the infos."""
         others = np.delete(self._all, self._resetting)
         if self._question is None:
             self._wait(self._settled, timeout, name)
         else:
             self._answers(timeout, name)
-        self._hear()
+        self._take_messages()
         self._step_buffer.info_kinds[others] = 0
         infos = self.read_infos(None)
         self._deliver(self._all)
         return self._results.observations(None), infos
 
     def send(self, actions: Any, ids: Any) -> None:
-        """Have some take a step.
+        """Begin a step of some sub-environments.
 
         Args:
-            actions: one for each of them.
+            actions: Batch of their actions.
             ids: env_ids, int64 ``[n]``.
         """
         if not self.under_way:
@@ -170,15 +170,15 @@ class VectorSession:
         self._request(ids)
 
     def batch_size(self, wanted: int | None) -> int:
-        """Rows that the next ``recv`` returns: fewer where no more can be sent, as all others need a reset."""
+        """Return the number of rows of the next ``recv``, which is lower if all other sub-environments need a reset."""
         wanted = self._plan.batch_size if wanted is None else wanted
         rest = self._ends.binding and self.under_way and (self._ends.flags | self._in_flight).all()
         return min(wanted, self.under_way) if rest else wanted
 
     def recv(self, timeout: float | None, batch_size: int) -> StepResults:
-        """Wait for a batch of those who are ready first."""
+        """Wait for the sub-environments that are ready first, and return their results."""
         self._wait(lambda: self._enough_ready(batch_size), timeout, "recv")
-        self._hear()
+        self._take_messages()
         ids = self._ready
         if len(ids) > batch_size:
             ids = ids[np.argsort(self._step_buffer.requested[ids], kind="stable")[:batch_size]]
@@ -187,46 +187,46 @@ class VectorSession:
         return results
 
     def recv_from(self, ids: Any) -> StepResults:
-        """Wait for these sub-environments, int64 ``[n]``."""
+        """Wait for the sub-environments ``ids``, int64 ``[n]``, and return their results."""
         self._wait(lambda: self._are_ready(ids), None, "recv")
-        self._hear()
+        self._take_messages()
         return self._received(ids)
 
     def in_flight(self, ids: Any) -> list[int]:
-        """Those of these that were sent an action whose results were not received."""
+        """Return those of these sub-environments that are under way."""
         return ids[self._in_flight[ids]].tolist() if self.under_way else []
 
     def begin_call(
         self, method: str, each: Sequence[Sequence[Any]], *shared: Any, env_ids: Sequence[int] | None = None
     ) -> None:
-        """Call a method on all or some, with arguments that differ and arguments that do not."""
+        """Call a method of all or some sub-environments, with an argument for each and arguments for all."""
         env_ids = self._all if env_ids is None else env_ids
         self._question = self.backend.begin(method, each_worker(env_ids, self._plan.job.shares, each, shared))
 
     def end_call(self, timeout: float | None, name: str) -> tuple[Any, ...]:
-        """Wait for a call; one answer from each, by env_id if it began by env_id."""
+        """Wait for a call; return one answer from each sub-environment."""
         answers = self._answers(timeout, name)
         return tuple(answer for worker in sorted(answers) for answer in answers[worker])
 
     def serve_library(self, each: str) -> None:
-        """Do as vector envs of other libraries, which give single environments what they are given, and the reverse.
+        """Pass actions without a warning and return each info unchanged, as vector envs of other libraries do.
 
-        Infos in Gymnasium's form mix the types of different rows under a key, and refuse what does not mix.
+        Infos in Gymnasium's form join the values of all rows under a key, and refuse values that cannot be joined.
 
         Args:
-            each: the key under which infos are given one by one.
+            each: Key of the list of infos.
         """
         results = self._results
         results.fit.any_kind = True
         self.read_infos = lambda env_ids: {each: results.each_info()}
 
     def measured_step(self, timeout: float) -> float:
-        """Seconds per env step of a sub-environment that one worker makes for it."""
+        """Return the seconds per env step, from a sub-environment that worker 0 makes for the measurement."""
         self._question = self.backend.begin("measure", {0: ([],)})
         return float(self._answers(timeout, "the measurement of a step")[0][0])
 
     def close(self, timeout_s: float) -> None:
-        """End the workers, unless this is a child that was forked from the process that has them. Idempotent."""
+        """End the workers, unless this process is a fork of their owner. Idempotent."""
         if self.owner.is_here:
             self.backend.close(timeout_s)
 
@@ -247,7 +247,7 @@ class VectorSession:
         self._step_buffer.requested[env_ids] = self._sequence
 
     def _request(self, env_ids: Sequence[int]) -> None:
-        """Request a step of some; those whose episode was lost are answered here."""
+        """Request a step of some sub-environments. Rows whose episode was lost get their results at once."""
         if self._lost.broken:
             here = self._lost.answer_broken(env_ids)
             env_ids = [env_id for env_id in env_ids if env_id not in here]
@@ -255,7 +255,7 @@ class VectorSession:
             self.backend.request(env_ids)
 
     def _wait(self, done: Callable[[], bool], timeout: float | None, name: str) -> None:
-        """Wait until something is done; afterwards nothing is pending, whatever happens."""
+        """Wait until a condition holds. Afterwards no step or reset is pending, even after an exception."""
         backend, deadline = self.backend, math.inf if timeout is None else time.monotonic() + timeout
         try:
             while not self._is_over(done):
@@ -271,7 +271,7 @@ class VectorSession:
             self._stepping, self._resetting = False, ()
 
     def _is_over(self, done: Callable[[], bool]) -> bool:
-        """Whether something is done, and all has been heard that was said before."""
+        """Tell whether a condition holds, after all earlier messages of workers were received."""
         while True:
             over = done()
             heard = self.backend.catch_up()
@@ -290,7 +290,7 @@ class VectorSession:
         return self.backend.questions.answers(question)
 
     def _settled(self) -> bool:
-        """Whether every request has been answered."""
+        """Tell whether every request is finished."""
         return (
             self._step_buffer.finished.tobytes() == self._step_buffer.requested.tobytes() and not self.backend.beginning
         )
@@ -322,11 +322,11 @@ class VectorSession:
         self._ready = ready.nonzero()[0]
         return bool(self.backend.step_errors) or len(self._ready) >= batch_size
 
-    def _hear(self) -> bool:
-        """Take note of what came beside the step buffer; raise what sub-environments raised.
+    def _take_messages(self) -> bool:
+        """Store data that did not fit into the step buffer; raise the exceptions of sub-environments.
 
         Returns:
-            Whether there is an info among the last answers.
+            Whether the last results contain an info.
         """
         backend = self.backend
         has_infos = backend.has_infos
@@ -343,24 +343,24 @@ class VectorSession:
         return has_infos
 
     def _drop_late_results(self) -> None:
-        """Of a call that has timed out, only what concerns later ones is kept."""
+        """Drop the results of a call that timed out, but keep the data that later calls refer to."""
         self._results.take(drained(self.backend.side_data))
         self.backend.step_errors.clear()
         self._ends.note(_ALL)
         self._late = False
 
     def _deliver(self, env_ids: Any) -> None:
-        """Note what the user knows from now on."""
+        """Keep the ends and the observations of rows that the user receives now."""
         if self._tracks_ends:
             rows = list(env_ids)
             self._ends.note(rows)
             self._lost.delivered(rows)
 
     def _take_restarts(self) -> bool:
-        """Answer for rows whose worker was restarted; ask again where an episode was only beginning.
+        """Write the results of rows whose worker was restarted, and repeat requests that only began an episode.
 
         Returns:
-            Whether there were any.
+            Whether a worker was restarted.
         """
         if not self._lost.wanted:
             return False
@@ -370,12 +370,12 @@ class VectorSession:
             lost = [env_id for env_id in restarted if not ended[env_id] and env_id not in self._resetting]
             self._lost.lose(lost)
             self._lost.answer_broken([env_id for env_id in lost if env_id in stepping])
-            self._ask_again([env_id for env_id in restarted if ended[env_id] and env_id in stepping], reset=False)
+            self._repeat_request([env_id for env_id in restarted if ended[env_id] and env_id in stepping], reset=False)
             if self._question is None:
-                self._ask_again([env_id for env_id in restarted if env_id in self._resetting], reset=True)
+                self._repeat_request([env_id for env_id in restarted if env_id in self._resetting], reset=True)
         return bool(restarts)
 
-    def _ask_again(self, env_ids: list[int], reset: bool) -> None:
+    def _repeat_request(self, env_ids: list[int], reset: bool) -> None:
         self._number(env_ids)
         self.backend.request(env_ids, reset)
 

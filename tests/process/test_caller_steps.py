@@ -189,7 +189,7 @@ def test_without_workers_or_with_one_env_the_caller_steps_all() -> None:
     [
         ({"caller_steps": "yes"}, "caller_steps must be one of True, False, 'auto'"),
         ({"caller_steps": True, "num_workers": N}, "leaves the caller none of the 6 sub-environments"),
-        ({"caller_steps": True, "placement": RayPlacement(num_workers=2)}, "cannot be honoured with a placement"),
+        ({"caller_steps": True, "placement": RayPlacement(num_workers=2)}, "cannot be combined with a placement"),
         ({"spin_us": -1}, "spin_us must be microseconds"),
         ({"spin_us": True}, "spin_us must be microseconds"),
         ({"spin_us": 1e9}, "is more than 10000"),
