@@ -34,11 +34,11 @@ class SingleAgent:
         self.agents: list[str] = []
 
     def observation_space(self, agent: str) -> Space[Any]:
-        """What the agent observes."""
+        """Return the observation space of the agent."""
         return self.env.observation_space
 
     def action_space(self, agent: str) -> Space[Any]:
-        """What the agent can do."""
+        """Return the action space of the agent."""
         return self.env.action_space
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, Any]:
@@ -83,7 +83,7 @@ def with_agents(env: Any) -> Any:
 
 
 def acts_in_turns(env: Any) -> bool:
-    """Whether the agents of an environment act one after the other, as in PettingZoo's AECEnv."""
+    """Tell whether the agents of an environment act one after the other, as in PettingZoo's AECEnv."""
     return hasattr(env, "agent_iter") and hasattr(env, "last")
 
 
@@ -108,7 +108,7 @@ def spaces_of(envs: Sequence[Any], first_env_id: int) -> tuple[spaces.Dict, spac
 
 
 def state_space(env: Any) -> Space[Any] | None:
-    """That of ``env.state()``, where there is such a thing."""
+    """Return the space of ``env.state()``; ``None`` if the environment has no state."""
     found = getattr(env, "state_space", None)
     return found if isinstance(found, Space) and callable(getattr(env, "state", None)) else None
 

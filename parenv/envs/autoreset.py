@@ -1,4 +1,4 @@
-"""When a ``VectorEnv`` resets what has ended: as it says, and where it does not keep to that."""
+"""Autoreset modes of a ``VectorEnv``, and checks that the environment follows its declared mode."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ NOBODY: Any = np.zeros(0, np.int64)
 
 
 def autoreset_mode(env: Any) -> AutoresetMode:
-    """When a ``VectorEnv`` resets what has ended.
+    """Return the autoreset mode that a ``VectorEnv`` declares.
 
     Raises:
-        ConfigurationError: it does not say.
+        ConfigurationError: The environment declares none.
     """
     said = env.metadata.get("autoreset_mode")
     for mode in AutoresetMode:
         if said in (mode, mode.value):
             return mode
     raise ConfigurationError(
-        f"{env} has the autoreset mode {said}, so nobody can know which of its steps are real. Say it where it is "
+        f"{env} has the autoreset mode {said}, so it is unknown which of its steps only reset. Declare it where it is "
         'made, env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}, or SAME_STEP or DISABLED; '
         "parenv.testing.check_vector_env(make) finds out which"
     )
 
 
 class Resets:
-    """Which sub-environments have begun an episode, and which of them only reset in the next step.
+    """The sub-environments that began an episode in the last step or only reset in the next one.
 
     Args:
-        env: for messages.
-        first_env_id: likewise.
+        env: Environment, for messages.
+        first_env_id: env_id of the first sub-environment, for messages.
 
     Attributes:
-        pending: bool ``[B]``: those that only reset in the next step.
-        begun: int64 ``[K]``: those that have begun an episode in the last one.
+        pending: Whether the next step only resets, bool ``[B]``.
+        begun: Columns that began an episode in the last step, int64 ``[K]``.
     """
 
     def __init__(self, env: Any, first_env_id: int) -> None:
@@ -48,20 +48,20 @@ class Resets:
         self.clear()
 
     def clear(self) -> None:
-        """All have been reset."""
+        """Note a reset of all sub-environments."""
         self.pending: Any = np.zeros(self._env.num_envs, bool)
         self.begun: Any = NOBODY
         self._ended: Any = NOBODY
 
     def take_step(self, ended: Any, columns: Any) -> None:
-        """A step in ``NEXT_STEP`` mode.
+        """Note a step in ``NEXT_STEP`` mode.
 
         Args:
-            ended: whose episodes it has ended, bool ``[B]``.
-            columns: the same as int64 ``[K]``.
+            ended: Whether the episode ended, bool ``[B]``.
+            columns: Columns of these ends, int64 ``[K]``.
 
         Raises:
-            ConfigurationError: one that must only reset has ended an episode.
+            ConfigurationError: An episode ended in a step that must only reset.
         """
         self.begun, self._ended, self.pending = self._ended, columns, ended
         if ended[self.begun].any():
@@ -74,16 +74,16 @@ class Resets:
 
 
 def check_reset_with_mask(env: Any, before: Sequence[Any], after: Sequence[Any], others: Any) -> None:
-    """Check that a reset of some sub-environments has left the others as they were.
+    """Check that a reset of some sub-environments did not change the others.
 
     Raises:
-        ConfigurationError: it has not.
+        ConfigurationError: The reset changed another sub-environment.
     """
     for old, new in zip(before, after, strict=True):
         for column in np.flatnonzero(others).tolist():
             if not np.array_equal(as_array(old[column]), as_array(new[column])):
                 raise ConfigurationError(
                     f"{env} says that its autoreset mode is DISABLED, but reset(options={{'reset_mask': ...}}) has "
-                    f"also changed sub-environment {column}, whose episode goes on. Let reset heed the mask, or "
+                    f"also changed sub-environment {column}, whose episode goes on. Let reset follow the mask, or "
                     'correct metadata["autoreset_mode"]'
                 )

@@ -1,4 +1,4 @@
-"""Arrays between a ``VectorEnv`` of any library and a rollout."""
+"""Conversion of arrays between a ``VectorEnv`` of any library and a rollout."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from parenv.memory.trees import array_or_list, as_array, as_tensor, copy_of
 
 
 class EnvArrays:
-    """Arrays between a ``VectorEnv`` of any library and numpy, as far as can be over the same memory.
+    """Converts arrays between a ``VectorEnv`` of any library and numpy, over the same memory if possible.
 
     Args:
-        env: for messages.
-        actions: leaves of its action space.
+        env: Environment, for messages.
+        actions: Leaves of the action space.
     """
 
     def __init__(self, env: Any, actions: Sequence[Leaf]) -> None:
@@ -27,16 +27,18 @@ class EnvArrays:
         self._like: Any = None
 
     def settle(self, observations: Sequence[Any]) -> None:
-        """Find out from its first observations whether it is one of tensors, which then get tensors as actions."""
+        """Look for tensors in the first observations. If there are any, actions become tensors on their device."""
         self._like = next((values for values in observations if hasattr(values, "detach")), None)
 
     def read(self, name: str, values: Any, shape: tuple[int, ...]) -> Any:
-        """What the environment has returned, as numpy's.
+        """Convert a result of the environment to a numpy array.
 
         Raises:
-            ObservationError: it has another shape, or has moved to another device.
+            ObservationError: The result has another shape, or has moved to another device.
         """
-        if type(values) is np.ndarray and values.shape == shape:  # Behind each call lies code that no cache holds.
+        if (
+            type(values) is np.ndarray and values.shape == shape
+        ):  # The calls below run code that is in no cache after a wait.
             return values
         self._check_device(name, values)
         array = as_array(values)
@@ -48,10 +50,10 @@ class EnvArrays:
         return array
 
     def stay(self, name: str, values: Any, row: Any) -> bool:
-        """Whether what the environment has returned goes to a row as it is, from one place on a device to another.
+        """Tell whether a result can be copied to a row on a device without numpy.
 
         Raises:
-            ObservationError: it has moved to another device.
+            ObservationError: The result has moved to another device.
         """
         if type(row) is np.ndarray or isinstance(values, np.ndarray) or not hasattr(values, "__dlpack__"):
             return False
@@ -60,7 +62,7 @@ class EnvArrays:
         return bool(tensor.shape == row.shape and tensor.dtype == row.dtype)
 
     def actions(self, rows: Rows) -> Any:
-        """Actions as the environment wants them, with memory of their own."""
+        """Copy actions to arrays or tensors for the environment."""
         if self._is_one_action:
             return self._own(rows[0])
         return unflatten(self._action_leaves, [self._own(values) for values in rows])

@@ -106,7 +106,7 @@ class EpisodeSums:
 
 
 def is_recorded(env: Any) -> bool:
-    """Whether a recorder is among the wrappers of an environment, single or vector."""
+    """Tell whether a recorder is among the wrappers of an environment, single or vector."""
     return any(kind.__name__ in RECORDERS for layer in _layers(env) for kind in type(layer).__mro__)
 
 
@@ -151,7 +151,7 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _own(env: Any, name: str) -> Any:
-    """Read an attribute of an object itself, without the wrapper's forwarding; ``None`` if there is none.
+    """Read an attribute of an object, without the forwarding of wrappers; ``None`` without such an attribute.
 
     This function does not read ``__dict__``. An object whose ``__dict__`` was read once has slower attributes from then
     on, which costs several percent of a step of CartPole.

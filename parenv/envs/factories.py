@@ -1,4 +1,4 @@
-"""From what a user gives as ``env_fn`` to one factory per sub-environment."""
+"""Convert the user's ``env_fn`` to one factory per sub-environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPLETE_ID = re.compile(r"[^:]+-v\d+")
 _REGISTERED_ALREADY = r".*Overriding environment \S+ already in registry"
 EnvFactory = Callable[[], Any]
 EnvFn: TypeAlias = EnvFactory | str | EnvSpec | Sequence[EnvFactory | str | EnvSpec]
-"""What makes environments: a callable without arguments, an env id or its spec, or one of those for each."""
+"""A callable without arguments, an env id or its spec, or a sequence with one of those for each sub-environment."""
 Spaces = tuple[Space[Any], Space[Any]]
 """Observation and action space of one sub-environment."""
 
@@ -31,10 +31,10 @@ class Factories:
     """Factories for all sub-environments of a pool.
 
     Args:
-        functions: one for all, or one for each.
-        count: how many sub-environments there must be, or ``None`` where one factory serves any number.
-        registered: what the driver has registered with Gymnasium beside its own environments; a worker does not
-            import the user's script, and registers it before the first factory is called.
+        functions: One factory for all sub-environments, or one for each.
+        count: Required number of sub-environments, or ``None`` if one factory serves any number.
+        registered: Specs that the main process has registered beside Gymnasium's own. A worker does not import the
+            user's script, and registers them before it calls a factory.
     """
 
     functions: tuple[EnvFactory, ...]
@@ -42,23 +42,23 @@ class Factories:
     registered: tuple[EnvSpec, ...]
 
     def make(self, env_id: int) -> Any:
-        """Make one sub-environment, or, if the factory makes such, a whole ``VectorEnv``."""
+        """Make one sub-environment, or a whole ``VectorEnv`` if the factory makes one."""
         return self.functions[0 if self.count is None else env_id]()
 
     def register(self) -> None:
-        """Make known to Gymnasium in this process what was known in the driver."""
+        """Register the specs of the main process with Gymnasium in this process."""
         missing = [spec for spec in self.registered if spec.id not in gym.registry]
         gym.registry.update({spec.id: spec for spec in missing})
         if missing:
-            # The module that registered them says so again once an environment imports it, for hundreds of them.
+            # If an environment imports the module that registers them, Gymnasium would warn for each of them.
             warnings.filterwarnings("ignore", _REGISTERED_ALREADY)
 
 
 def as_factories(env_fn: Any) -> Factories:
-    """Take a callable, an env id, or a sequence of those.
+    """Make factories from a callable, an env id, or a sequence of those.
 
     Raises:
-        ConfigurationError: it is none of them, or an id that Gymnasium does not know.
+        ConfigurationError: The argument has another type, or the id is not registered.
     """
     if isinstance(env_fn, str) or not isinstance(env_fn, Sequence):
         return Factories((_as_factory(env_fn),), None, _registered_by_the_user())
@@ -68,10 +68,10 @@ def as_factories(env_fn: Any) -> Factories:
 
 
 def given_spaces(spaces: Any, factories: Factories) -> Spaces | None:
-    """The spaces that a user gives, or has an environment made for, which is closed again.
+    """Return the user's spaces, or with ``"make"`` the spaces of an environment that is made and closed.
 
     Raises:
-        ConfigurationError: they are none.
+        ConfigurationError: The argument is invalid.
     """
     if isinstance(spaces, str) and spaces == "make":
         with contextlib.closing(factories.make(0)) as env:
@@ -103,7 +103,7 @@ def _as_factory(env_fn: Any) -> EnvFactory:
         raise ConfigurationError(f"env_fn must be a callable, an env id or a sequence of those, got {env_fn!r}")
     try:
         signature = inspect.signature(env_fn)
-    except ValueError:  # What is written in C may not say what it takes.
+    except ValueError:  # Functions in C may have no signature.
         return env_fn  # type: ignore[no-any-return]
     try:
         signature.bind()

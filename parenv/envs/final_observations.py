@@ -1,4 +1,4 @@
-"""The observations with which episodes end in a ``VectorEnv``: whether it gives them, where, and in which form."""
+"""Final observations of the episodes in a ``VectorEnv``, in every form in which environments return them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from parenv.memory.spaces import Leaf, flatten, unflatten
 from parenv.memory.trees import as_array, deep_copy
 
 FINAL_NAMES = ("final_obs", "final_observation")
-"""Among infos: of Gymnasium, and of those that have kept to its former name."""
+"""Names in infos: Gymnasium's, and the former one that some libraries still use."""
 
 
 class FinalObservations:
     """Finds the final observations of a ``VectorEnv`` and writes them.
 
     Args:
-        env: it.
-        mode: what it says of itself.
-        leaves: of its observations.
-        fit: how observations must fit their space.
+        env: The environment.
+        mode: Declared autoreset mode.
+        leaves: Leaves of the observation space.
+        fit: Checks of observations.
 
     Attributes:
-        first_time: whether no episode has ended yet.
+        first_time: Whether no episode has ended yet.
     """
 
     def __init__(self, env: Any, mode: AutoresetMode, leaves: Sequence[Leaf], fit: Fit) -> None:
@@ -38,19 +38,19 @@ class FinalObservations:
         self.first_time = True
 
     def write(self, target: Target, columns: Any, observations: Any, infos: Any) -> Any:
-        """Write those of the episodes that end in a step, but in ``NEXT_STEP``, where they are the next row.
+        """Write the final observations of a step. In ``NEXT_STEP`` mode they are the next row, so write nothing.
 
         Args:
-            target: where to.
-            columns: where episodes end, int64 ``[K]``.
-            observations: that the step has returned.
-            infos: likewise.
+            target: Object to write to.
+            columns: Columns of the ends, int64 ``[K]``.
+            observations: Observations that the step returned.
+            infos: Infos that the step returned.
 
         Returns:
-            Which of them are known, bool ``[K]``, or one bool for all.
+            Whether each final observation is known, bool ``[K]``, or one bool for all.
 
         Raises:
-            ConfigurationError: the environment does not keep to its mode.
+            ConfigurationError: The environment does not follow its mode.
         """
         if self._mode is AutoresetMode.NEXT_STEP:
             if self.first_time:
@@ -95,7 +95,7 @@ class FinalObservations:
                 finals[rows][known] = as_array(chosen)
 
     def _check_is_not_reset(self, columns: Any, observations: Any, infos: Any) -> None:
-        """Where the final observation is given beside another one, the reset has happened in the same step."""
+        """Check that the environment does not return another final observation, as in ``SAME_STEP`` mode."""
         self.first_time = False
         given, there = given_finals(infos)
         if given is None:
@@ -105,24 +105,24 @@ class FinalObservations:
             if final is not None and not _are_equal(self._leaves, final, _row(self._leaves, observations, column)):
                 raise ConfigurationError(
                     f"{self._env} says that its autoreset mode is NEXT_STEP, but at the end of an episode it returns "
-                    "the first observation of the next one, as in SAME_STEP, with the final one in its infos. Correct "
+                    "the first observation of the next one, as in SAME_STEP. Its infos contain the final one. Correct "
                     'metadata["autoreset_mode"]'
                 )
 
 
 def is_one_by_one(given: Any) -> bool:
-    """Whether final observations come as one object for each sub-environment, and not as a batch."""
+    """Tell whether final observations are one object for each sub-environment, and not a batch."""
     return isinstance(given, list) or (isinstance(given, np.ndarray) and given.dtype == object)
 
 
 def given_finals(infos: Any) -> tuple[Any, Any]:
-    """Final observations in infos, and where there are any."""
+    """Return the final observations in infos, and their presence mask."""
     name = next((name for name in FINAL_NAMES if infos.get(name) is not None), None)
     return (None, None) if name is None else (infos[name], infos.get(f"_{name}"))
 
 
 def final_of(leaves: Sequence[Leaf], given: Any, there: Any, column: int) -> Any:
-    """What final observations say of one column; ``None`` where that is nothing, as it may be said beside a batch."""
+    """Return the final observation of one column; ``None`` if the mask or the list has none."""
     if is_one_by_one(given):
         return given[column]
     return _row(leaves, given, column) if there is None or as_array(there)[column] else None

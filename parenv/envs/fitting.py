@@ -112,7 +112,7 @@ class Fit:
 
 
 def of_one_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether values of one dtype may be cast to another: not from floats to integers, nor from numbers to booleans.
+    """Tell whether a dtype may be cast to another: not from floats to integers, nor from numbers to booleans.
 
     >>> of_one_kind(np.dtype("f8"), np.dtype("f4")), of_one_kind(np.dtype("f4"), np.dtype("i8"))
     (True, False)
@@ -121,7 +121,7 @@ def of_one_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
 
 
 def not_finite(values: Any) -> bool:
-    """Whether an array contains NaN or infinity."""
+    """Tell whether an array contains NaN or infinity."""
     array = np.asarray(values)
     return array.dtype.kind == "f" and not np.isfinite(array).all()
 
@@ -133,13 +133,13 @@ def shown(value: Any) -> str:
 
 
 def _is_whole(array: Any, wanted: np.dtype[Any]) -> bool:
-    """Whether floats are integers or booleans, as the actions of SB3's policy for MultiBinary are."""
+    """Tell whether floats are integers or booleans, as the actions of SB3's policy for MultiBinary are."""
     with np.errstate(invalid="ignore"):  # NaN equals no integer.
         return array.dtype.kind == "f" and wanted.kind in "iub" and np.array_equal(array.astype(wanted), array)
 
 
 def _survives(array: Any, expected: Any) -> bool:
-    """Whether a cast within a kind, or from integers to floats, keeps the values."""
+    """Tell whether a cast within a kind, or from integers to floats, keeps the values."""
     if expected.kind == "f":
         return array.dtype.kind in "iuf"
     kinds = {"i": "iub", "u": "iub", "b": "b"}.get(expected.kind, "")

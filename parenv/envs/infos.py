@@ -1,4 +1,4 @@
-"""Infos that the user named, written as arrays: what each step returned, and what came with each observation."""
+"""Infos that the user named, as arrays: by the step that returned them, and by the observation they belong to."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class InfoRows:
     """One worker's columns of the named infos of a slot.
 
     Args:
-        infos: what was named.
-        arrays: this worker's part of those of the slot.
+        infos: Named infos.
+        arrays: This worker's part of the arrays of the slot.
 
     Attributes:
-        seen: for each observation, 0 to T, what came with it, by name ``[B, ...]``: the infos that the policy takes.
+        seen: For each observation, 0 to T, the infos that the policy takes, by name ``[B, ...]``.
     """
 
     def __init__(self, infos: Sequence[Info], arrays: Mapping[tuple[str, Any], Any]) -> None:
@@ -39,20 +39,20 @@ class InfoRows:
         return bool(self._infos)
 
     def after(self, step: int) -> dict[str, Any]:
-        """What came with the observations after a step."""
+        """Return the infos of the observations after a step."""
         return self.seen[step + 1] if self.seen else {}
 
     def seen_at(self, steps: Any, columns: Any) -> dict[str, Any]:
-        """What came with the observations at some places."""
+        """Return the infos of the observations at some places."""
         return {name: block[steps, columns] for name, block in self._blocks.items()}
 
     def begin(self, seen: Mapping[str, Any]) -> None:
-        """Write what came with the first observations."""
+        """Write the infos of the first observations."""
         for name, rows in seen.items():
             self.seen[0][name][:] = rows
 
     def write(self, step: int, column: int, info: Found) -> None:
-        """Write what a step returned, as what came with the next observation too."""
+        """Write the info that a step returned, also as the info of the next observation."""
         for wanted in self._infos:
             value = fitting(wanted, info.get(wanted.name))
             _put(wanted, self._own[wanted.name], step, column, value)
@@ -60,19 +60,19 @@ class InfoRows:
                 _put(wanted, self._seen[wanted.name], step + 1, column, value)
 
     def write_first(self, row: int, column: int, info: Found) -> None:
-        """Write what a reset returned, as what came with the observation of a row."""
+        """Write the info that a reset returned, as the info of the observation in a row."""
         if self.seen:
             write_seen(self._infos, self.seen[row], column, info)
 
     def write_batch(self, step: int, infos: Found, columns: Any, own: bool = True, seen: bool = True) -> None:
-        """Write what a step of a whole ``VectorEnv`` returned.
+        """Write the infos that a step of a ``VectorEnv`` returned.
 
         Args:
-            step: row.
-            infos: of all sub-environments, in arrays.
-            columns: which of them are concerned, int64 ``[K]``.
-            own: whether it is what the step itself returned.
-            seen: whether it is what came with the next observations.
+            step: Row of the step.
+            infos: Infos of all sub-environments, as arrays.
+            columns: Columns to write, int64 ``[K]``.
+            own: Whether to write them as infos of the step.
+            seen: Whether to write them as infos of the next observations.
         """
         for wanted in self._infos:
             values, there = batch_of(wanted, infos, columns)
@@ -83,11 +83,11 @@ class InfoRows:
 
 
 def first_seen(infos: Sequence[Info], of_each: Sequence[Found]) -> dict[str, Any]:
-    """What came with the first observations, by name ``[B, ...]``.
+    """Return the infos of the first observations, by name ``[B, ...]``.
 
     Args:
-        infos: what was named.
-        of_each: the info that each sub-environment's reset returned.
+        infos: Named infos.
+        of_each: Info that each sub-environment's reset returned.
     """
     seen = nothing_seen(infos, len(of_each))
     for column, info in enumerate(of_each):
@@ -96,19 +96,19 @@ def first_seen(infos: Sequence[Info], of_each: Sequence[Found]) -> dict[str, Any
 
 
 def nothing_seen(infos: Sequence[Info], count: int) -> dict[str, Any]:
-    """Room for what comes with some observations, by name ``[count, ...]``."""
+    """Make empty arrays for the infos of some observations, by name ``[count, ...]``."""
     of_each = info_values(info for info in infos if info.acted_on)
     return {name: np.zeros((count, *shape), dtype) for name, shape, dtype in of_each}
 
 
 def write_seen(infos: Sequence[Info], rows: Mapping[str, Any], column: int, info: Found) -> None:
-    """Write what came with an observation.
+    """Write the info of an observation.
 
     Args:
-        infos: what was named.
-        rows: by name ``[B, ...]``.
-        column: whose.
-        info: what came.
+        infos: Named infos.
+        rows: Arrays by name, ``[B, ...]``.
+        column: Column of the sub-environment.
+        info: Info of the observation.
     """
     for wanted in infos:
         if wanted.acted_on:
@@ -117,10 +117,10 @@ def write_seen(infos: Sequence[Info], rows: Mapping[str, Any], column: int, info
 
 
 def fitting(wanted: Info, value: Any) -> Any:
-    """The value of an info as an array of the shape and kind that it had at the start; ``None`` where it is not there.
+    """Convert the value of an info to an array with the shape and kind of the first value; ``None`` without a value.
 
     Raises:
-        ObservationError: it has another shape or kind.
+        ObservationError: The value has another shape or kind.
     """
     if value is None:
         return None
@@ -130,10 +130,10 @@ def fitting(wanted: Info, value: Any) -> Any:
 
 
 def batch_of(wanted: Info, infos: Found, columns: Any) -> tuple[Any, Any]:
-    """The values of an info of some sub-environments of a ``VectorEnv``, ``[K, ...]``, and where it was there.
+    """Return an info of some sub-environments of a ``VectorEnv``, ``[K, ...]``, and its presence mask.
 
     Raises:
-        ObservationError: it has another shape or kind than at the start.
+        ObservationError: The info has another shape or kind than the first value.
     """
     found, mask = infos.get(wanted.name), infos.get(f"_{wanted.name}")
     if found is None:
@@ -162,7 +162,7 @@ def _check(wanted: Info, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 def row_of(infos: Found, column: int) -> dict[str, Any]:
-    """The info of one sub-environment in those of a ``VectorEnv``."""
+    """Return the info of one sub-environment from the infos of a ``VectorEnv``."""
     there = {name: infos.get(f"_{name}") for name in infos if not (name.startswith("_") and name[1:] in infos)}
     return {
         name: infos[name][column]

@@ -1,4 +1,4 @@
-"""The running statistics by which wrappers normalise, which belong to who has learned by them."""
+"""Running statistics of normalising wrappers, which belong to the policy that learned with them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from parenv.memory.trees import deep_copy
 
 _OF_STATISTICS = ("mean", "var", "count")
 _SUMS = ("discounted_reward",)
-"""What wrappers sum up beside them, from which the next statistics come."""
+"""Sums of wrappers from which the next statistics follow."""
 
 Statistics = list[list[list[Any]]]
-"""Of each environment, from its outermost wrapper on: the name of an attribute, and what it holds."""
+"""For each environment, from the outermost wrapper: the name of an attribute, and its values."""
 
 
 def get_statistics(envs: Sequence[Any]) -> Statistics:
-    """The statistics of all wrappers that have some, as plain data: of Gymnasium's, and others that keep them alike."""
+    """Return the statistics of all wrappers as plain data: of Gymnasium's, and of wrappers with the same attributes."""
     return [[[name, _values(name, held)] for _, name, held in _held_by(env)] for env in envs]
 
 
 def set_statistics(envs: Sequence[Any], saved: Statistics, updating: bool = True) -> None:
-    """Put statistics where others are; an environment whose wrappers have other ones is let be.
+    """Replace the statistics of environments. An environment with other attributes stays unchanged.
 
     Args:
-        envs: as many as there are statistics.
-        saved: of :func:`get_statistics`.
-        updating: whether wrappers that can stop are to go on with them.
+        envs: As many environments as there are statistics.
+        saved: Result of :func:`get_statistics`.
+        updating: Whether wrappers that can stop their updates continue them.
     """
     for env, of_env in zip(envs, saved, strict=True):
         held = list(_held_by(env))

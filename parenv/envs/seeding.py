@@ -1,4 +1,4 @@
-"""Seeds that depend on what a random stream is for, never on how many workers there are."""
+"""Seeds that depend on the purpose of a random stream, never on the number of workers."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _MEMBER, _EVOLUTION = 100, 101
 
 
 def root_seed(seed: Any, recorded: int | None = None) -> int:
-    """The root of all seeds: the one that is given, or else that of a recorded run, or else one that is drawn."""
+    """Return the root of all seeds: the given seed, else the seed of a recorded run, else a random one."""
     if seed is not None:
         return at_least("seed", seed, 0)
     return secrets.randbits(63) if recorded is None else recorded
 
 
 def environment_seed(seed: int, env_id: int, generation: int = 0, replaced: int = 0) -> int:
-    """Seed of a sub-environment's first reset.
+    """Return the seed of a sub-environment's first reset.
 
     Args:
-        seed: root of all seeds.
-        env_id: which.
-        generation: how often its worker has been restarted.
-        replaced: how often it has been replaced since by that worker.
+        seed: Root of all seeds.
+        env_id: Index of the sub-environment.
+        generation: Number of restarts of its worker.
+        replaced: Number of replacements by that worker since the last restart.
     """
     return _spawned(seed, _SUB_ENVIRONMENT, env_id, generation, *([replaced] if replaced else []))
 
 
 def worker_seed(seed: int, worker: int, generation: int = 0) -> int:
-    """Seed of the random state with which a worker's policy samples."""
+    """Return the seed of the random state with which a worker's policy samples."""
     return _spawned(seed, _WORKER, worker, generation)
 
 
 def evaluation_seed(seed: int, worker: int, evaluation: int) -> int:
-    """Seed of one worker's part of one evaluation."""
+    """Return the seed of one worker's part of one evaluation."""
     return _spawned(seed, _EVALUATION, worker, evaluation)
 
 
@@ -64,12 +64,12 @@ def _spawned(seed: int, *key: int) -> int:
 
 
 class RandomState:
-    """A random state of its own for ``random``, ``numpy`` and, where it is loaded, torch.
+    """A separate random state of ``random``, ``numpy`` and, if it is loaded, torch.
 
-    Used as a context manager it takes the place of the global ones and puts them back behind itself.
+    A ``with`` block replaces the global states by it, and restores them at its end.
 
     Args:
-        seed: where to begin.
+        seed: Seed of the state.
     """
 
     def __init__(self, seed: int) -> None:
@@ -93,13 +93,13 @@ class RandomState:
 
 
 def random_state() -> list[Any]:
-    """The global random states as plain data."""
+    """Return the global random states as plain data."""
     numbers, arrays, torch = _global_state()
     return [numbers, arrays, None if torch is None else torch.numpy()]
 
 
 def set_random_state(state: list[Any]) -> None:
-    """Bring the global random states into one of :func:`random_state`."""
+    """Set the global random states to a result of :func:`random_state`."""
     numbers, arrays, torch = state
     tensor = sys.modules["torch"].tensor(torch) if torch is not None and "torch" in sys.modules else None
     _set_global_state((numbers, arrays, tensor))

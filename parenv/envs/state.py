@@ -1,4 +1,4 @@
-"""The state of an environment as plain data, where it offers one through ``get_state`` and ``set_state``."""
+"""The state of an environment as plain data, if the environment has ``get_state`` and ``set_state``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _STATELESS = (OrderEnforcing, PassiveEnvChecker)
 
 
 def get_state(env: Any) -> dict[str, Any] | None:
-    """The state of an environment with its wrappers; ``None`` if the innermost has no ``get_state``.
+    """Return the state of an environment with its wrappers; ``None`` if the innermost has no ``get_state``.
 
     Returns:
-        ``layers``: from the outermost, what each one's ``get_state`` returned, or a time limit's count; ``np_random``:
-        the generator, which ``get_state`` need not have; ``unknown``: names of wrappers that offer nothing.
+        ``layers``: the state of each wrapper from the outermost, or the count of a time limit. ``np_random``: the
+        random generator, which ``get_state`` may leave out. ``unknown``: names of wrappers without a state.
     """
     if not hasattr(env.unwrapped, "get_state"):
         return None
@@ -34,7 +34,7 @@ def get_state(env: Any) -> dict[str, Any] | None:
 
 
 def set_state(env: Any, state: dict[str, Any]) -> None:
-    """Bring an environment that has been reset into a state of :func:`get_state`."""
+    """Set an environment that has been reset to a state of :func:`get_state`."""
     if state["np_random"] is not None:
         env.unwrapped._np_random = state["np_random"]
     for layer, value in zip(layers_of(env), state["layers"], strict=True):
@@ -45,7 +45,7 @@ def set_state(env: Any, state: dict[str, Any]) -> None:
 
 
 def layers_of(env: Any) -> list[Any]:
-    """The wrappers of an environment, single or vector, the outermost first, and what they wrap."""
+    """Return the wrappers of an environment, single or vector, from the outermost to the environment itself."""
     found = [env]
     while isinstance(found[-1], Wrapper | VectorWrapper):
         found.append(found[-1].env)
@@ -53,5 +53,5 @@ def layers_of(env: Any) -> list[Any]:
 
 
 def _has(layer: Any, method: str) -> bool:
-    """Whether a layer itself has a method, not one that it passes on to."""
+    """Tell whether the class of a layer has a method, without the forwarding of wrappers."""
     return hasattr(type(layer), method)

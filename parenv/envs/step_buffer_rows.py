@@ -1,4 +1,4 @@
-"""What one worker writes to its rows of a step buffer, and reads from them, apart from the steps themselves."""
+"""Access of one worker to its rows of a step buffer: observations, actions, and data that does not fit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from parenv.memory.step_buffer import StepBuffer
 from parenv.memory.step_buffer_infos import InfoWriter
 
 Where = Any
-"""Rows of the step buffer: a slice, or an array of env_ids."""
+"""A slice of the step buffer, or an array of env_ids."""
 
 
 class EnvError(NamedTuple):
-    """An exception, and the sub-environment that was at work, or -1."""
+    """An exception with the env_id of its sub-environment, or -1."""
 
     env_id: int
     doing: str
@@ -28,15 +28,15 @@ class EnvError(NamedTuple):
 
 
 class SideChannel:
-    """What does not lie on the step buffer, until somebody takes it; infos find their way here where they do not fit.
+    """Collects infos, observations and exceptions that do not fit into the step buffer.
 
     Args:
-        writer: writes infos onto the step buffer.
-        progress: where to say that there are infos.
+        writer: Writer of infos to the step buffer.
+        progress: Status slot, which contains whether there are infos.
 
     Attributes:
-        has_data: whether there is anything to take.
-        any_infos: whether there has ever been an info.
+        has_data: Whether there is data to take.
+        any_infos: Whether there has ever been an info.
     """
 
     def __init__(self, writer: InfoWriter, progress: StatusSlot) -> None:
@@ -47,7 +47,7 @@ class SideChannel:
         self.has_data = self.any_infos = False
 
     def note(self, env_id: int, info: Any) -> None:
-        """Write an info that is not empty."""
+        """Write a non-empty info to the step buffer, or keep it if it does not fit."""
         self.any_infos = True
         self._progress.has_infos[0] = True
         written = self._writer.write(env_id, info)
@@ -67,28 +67,28 @@ class SideChannel:
         self.has_data = True
 
     def take(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """New kinds of infos, ``[env_id, info]`` and ``[env_id, values]`` since the last time."""
+        """Return new kinds of infos, ``[env_id, info]`` and ``[env_id, values]`` since the last call."""
         taken = [list(kind) for kind in self._writer.new], self._infos, self._observations
         self._writer.new, self._infos, self._observations = [], [], []
         self.has_data = bool(self._errors)
         return taken
 
     def take_errors(self) -> list[EnvError]:
-        """Exceptions since the last time; to be taken behind the rest, which may add to them."""
+        """Return the exceptions since the last call. Call :meth:`take` first, because its caller may add to them."""
         errors, self._errors, self.has_data = self._errors, [], False
         return errors
 
 
 class ObservationRows:
-    """Writes observations, cast as ``np.stack`` casts into an array that is given.
+    """Writes observations with the casts of ``np.stack`` into an existing array.
 
-    The first ones of each sub-environment, of a reset and a step, are checked, or all where the user wants it.
+    The first two observations of each sub-environment are checked. With ``strict_dtype`` or ``check_finite``, all are.
 
     Args:
-        step_buffer: where they go.
-        own: this worker's rows.
-        fit: how they must fit their space.
-        side: where values without a fixed size go.
+        step_buffer: Step buffer to write to.
+        own: This worker's rows.
+        fit: Checks of observations.
+        side: Side channel for values without a fixed size.
     """
 
     def __init__(self, step_buffer: StepBuffer, own: slice, fit: Fit, side: SideChannel) -> None:
@@ -104,16 +104,16 @@ class ObservationRows:
         self._checks = True
 
     def write(self, columns: Sequence[int], where: Where, observations: Sequence[Any], stepped: bool) -> None:
-        """Write what some observe.
+        """Write the observations of some sub-environments.
 
         Args:
-            columns: which, counted from the first of this worker.
-            where: their rows.
-            observations: of each.
-            stepped: whether they have taken a step for it.
+            columns: Columns, counted from the first of this worker.
+            where: Rows of these columns.
+            observations: One observation for each.
+            stepped: Whether a step returned them, and not a reset.
 
         Raises:
-            Exception: one does not fit its space.
+            Exception: An observation does not fit its space.
         """
         if self._checks:
             self._check(columns, observations, stepped)
@@ -130,11 +130,11 @@ class ObservationRows:
                 self._side.observe(self._own.start + column, [copy.deepcopy(leaves[i]) for i in lists])
 
     def read(self, env_id: int) -> Any:
-        """The observation that a row has."""
+        """Return the observation in a row."""
         return unflatten(self._of, [None if array is None else array[env_id] for array in self._arrays])
 
     def kept(self, observation: Any) -> Any:
-        """A copy, since the environment may reuse its buffers; arrays of other libraries as the space has them."""
+        """Copy an observation, whose buffer may be reused. Arrays of other libraries become numpy arrays."""
         if type(observation) is np.ndarray:
             return observation.copy()
         try:
@@ -146,7 +146,7 @@ class ObservationRows:
         return unflatten(self._of, list(map(_kept_value, self._of, values)))
 
     def refusal(self, observation: Any, error: Exception) -> ObservationError:
-        """The error for an observation that could not be written."""
+        """Make the error for an observation that could not be written."""
         if isinstance(error, ObservationError):
             return error
         wanted = ", ".join(f"{leaf.name} {leaf.shape} {leaf.dtype}".strip() for leaf in self._of)
@@ -177,7 +177,7 @@ class ObservationRows:
                 raise ValueError(f"shape {array.shape[1:]} and dtype {array.dtype}")
             rows[where] = array
             return
-        # Together with the sum, which concatenate checks, equal lengths mean equal shapes.
+        # np.concatenate checks the sum of the lengths, so equal lengths mean equal shapes.
         if set(map(len, values)) != {leaf.shape[0]}:
             raise ValueError(f"shape {np.shape(values[0])}")
         if where is self._own:
@@ -197,8 +197,8 @@ class ActionRows:
     """Reads actions.
 
     Args:
-        step_buffer: where they lie.
-        own: this worker's rows.
+        step_buffer: Step buffer to read from.
+        own: This worker's rows.
     """
 
     def __init__(self, step_buffer: StepBuffer, own: slice) -> None:
@@ -206,19 +206,19 @@ class ActionRows:
         self._given: dict[int, Any] = {}
 
     def give(self, actions: Mapping[int, Any]) -> None:
-        """Actions by env_id that do not lie on the step buffer; those of other workers' rows are left out."""
+        """Store actions by env_id that do not fit into the step buffer. Ignore the rows of other workers."""
         mine = range(self._own.start, self._own.stop)
         self._given.update({env_id: action for env_id, action in actions.items() if env_id in mine})
 
     def read(self, where: Where) -> Any:
-        """The actions of some rows, one after the other."""
+        """Return a sequence of the actions of some rows."""
         if self._given:
             env_ids = range(where.start, where.stop) if type(where) is slice else where.tolist()
-            # All rows of a request were given in the same way; those of a later request may be here already.
+            # All actions of a request came in the same way. The actions of a later request may be stored already.
             if env_ids[0] in self._given:
                 return [self._given.pop(env_id) for env_id in env_ids]
         step_buffer = self._step_buffer
-        # A copy, because an environment may keep or change its action, and the next one is written to the same place.
+        # An environment may keep or change its action, and the next action is written to the same place, so copy it.
         arrays = [array[where].copy() if type(where) is slice else array[where] for array in step_buffer.actions]
         if step_buffer.one_action:
             return arrays[0]
@@ -226,7 +226,7 @@ class ActionRows:
 
 
 def _is_foreign(leaf: Leaf, value: Any) -> bool:
-    """Whether a value is an array of another library, to be one of numpy's."""
+    """Tell whether a value is an array of another library than numpy."""
     return leaf.dtype is not None and hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic)
 
 

@@ -1,4 +1,4 @@
-"""Stepping a worker's sub-environments for a vector env: actions from the step buffer, everything else back onto it."""
+"""Step a worker's sub-environments for a vector env, with actions and results in the step buffer."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from parenv.memory.status_slot import StatusSlot, code
 from parenv.memory.step_buffer import StepBuffer
 
 NO_OPTIONS = False
-"""In the place of options: ``reset`` is called without the keyword, as some libraries do."""
+"""Value of ``options`` with which ``reset`` is called without that keyword, as some libraries do."""
 
 
 class StepBufferStepper:
-    """Sub-environments that answer requests of the step buffer.
+    """Single environments that serve the requests in the step buffer.
 
-    An exception of one of them disturbs no other: it goes to the side channel, and the row keeps its observation.
+    An exception of one environment does not affect the others. It goes to the side channel, and the row keeps its
+    observation. The results of a request are written with one call per array, so this loop shares only
+    :mod:`~parenv.envs.fitting` and :mod:`~parenv.envs.returned` with :class:`~parenv.envs.stepping.EnvStepper`, which
+    writes row by row into a rollout.
 
     Args:
-        envs: the sub-environments.
-        own: their rows.
-        step_buffer: where requests and results lie.
-        mode: what happens where an episode ends.
-        observations: writes what they observe.
-        side: where infos and exceptions go.
-        progress: where to say which one is at work.
-        seeds: for the first reset of each, where nobody gives another; ``None`` for none.
+        envs: The sub-environments.
+        own: Their rows.
+        step_buffer: Step buffer with requests and results.
+        mode: Autoreset mode.
+        observations: Writer of observations.
+        side: Side channel for infos and exceptions.
+        progress: Status slot, which contains the sub-environment at work.
+        seeds: Seeds of the first resets without another seed, or ``None``.
 
     Attributes:
-        actions: reads the actions.
+        actions: Reader of actions.
     """
 
     def __init__(
@@ -62,20 +65,20 @@ class StepBufferStepper:
         self._answered: tuple[Where, Any] = own, 0
 
     def step_all(self) -> None:
-        """Answer one request of every row."""
+        """Serve one request of every row."""
         self._progress.has_infos[0] = False
         self._run(range(len(self._envs)), self._own, self._steps)
 
     def serve(self, most: int) -> int:
-        """Answer the orders at the front of the ring that belong to one request.
+        """Serve the orders at the front of the ring that belong to one request.
 
         Args:
-            most: how many orders there are.
+            most: Number of orders in the ring.
 
         Returns:
-            How many were answered.
+            Number of orders that were served.
         """
-        # No fence: the driver wrote orders and numbers before it rang, and what is rung goes through the kernel.
+        # The main process wrote orders and numbers before its wake-up, which goes through the kernel: no fence needed.
         ring, begin = self._step_buffer.orders[self._own], self._orders_taken % len(self._envs)
         orders = ring[begin : begin + most].tolist()
         orders += ring[: most - len(orders)].tolist()
@@ -90,12 +93,12 @@ class StepBufferStepper:
         return len(orders)
 
     def reset(self, columns: Sequence[int], seeds: Sequence[int | None], options: Any) -> None:
-        """Begin an episode in some of them.
+        """Begin an episode in some sub-environments.
 
         Args:
-            columns: counted from the first of this worker.
-            seeds: one for each.
-            options: for all, or a list with one for each; :data:`NO_OPTIONS` to leave the keyword out.
+            columns: Columns, counted from the first of this worker.
+            seeds: One seed for each.
+            options: Options for all, or a list with one entry for each. :data:`NO_OPTIONS` leaves the keyword out.
         """
         where, observations = self._where(columns), []
         numbers = self._begin(where)
@@ -114,13 +117,13 @@ class StepBufferStepper:
         self._answered = where, numbers
 
     def find_steps(self, columns: Sequence[int]) -> None:
-        """Take the steps that these have now, which something else may have put there."""
+        """Read the ``step`` methods again, because a call may have replaced them."""
         for column in columns:
             if self._steps[column] is not self._fresh[column]:
                 self._steps[column] = self._envs[column].step
 
     def stamp(self) -> None:
-        """Mark the last request as answered. Side data must have been sent before."""
+        """Mark the last request as finished. Side data must have been sent before."""
         where, numbers = self._answered
         # The main process may read the number when another worker wakes it, so the rows must be written first.
         fence()
@@ -151,7 +154,7 @@ class StepBufferStepper:
         self._answered = where, numbers
 
     def _begin(self, where: Where) -> Any:
-        """Clear the rows; the numbers of the requests that are answered now."""
+        """Clear the rows; return the numbers of their requests."""
         step_buffer = self._step_buffer
         step_buffer.terminated[where] = False
         step_buffer.truncated[where] = False
@@ -160,7 +163,7 @@ class StepBufferStepper:
         return step_buffer.requested[where].copy()
 
     def _begin_next(self, column: int, action: Any) -> Any:
-        """A step that is spent on the reset, whatever the action."""
+        """Reset in the place of a step, in ``NEXT_STEP`` mode."""
         observation, info = self._reset(column, None)
         self._steps[column] = self._envs[column].step
         return observation, 0.0, False, False, info
@@ -185,7 +188,7 @@ class StepBufferStepper:
         return reset_result(self._envs[column].reset(**options))
 
     def _fail(self, column: int, error: BaseException) -> Any:
-        """Keep an exception; the observation that the row has."""
+        """Keep an exception; return the observation in the row."""
         env_id = self._own.start + column
         self._side.fail(env_id, self._progress.doing, error)
         return self._observations.read(env_id)

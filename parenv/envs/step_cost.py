@@ -1,4 +1,4 @@
-"""What a step takes, and whether native code is behind it."""
+"""Measure the time of a step, and find native code in an environment."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TRUSTED = {"numpy", "gymnasium", "parenv", "torch"}
 
 
 def measured_step_s(factories: Factories, env_id: int) -> tuple[float, str]:
-    """Seconds per env step, resets included, of one more sub-environment, which is thrown away.
+    """Measure the seconds per env step, with resets, on a sub-environment that is made for the measurement.
 
     Returns:
-        The seconds, and the package of the native code that steps it, as far as that can be seen; empty for none.
+        The seconds, and the result of :func:`native_package`.
     """
     with RandomState(0), contextlib.closing(factories.make(env_id)) as env:
-        # A copy, because other environments may have the same space.
+        # Other environments may share the space, and must not see another seed.
         space = copy.deepcopy(env.action_space)
         space.seed(0)
         env.reset(seed=0)
@@ -37,15 +37,15 @@ def measured_step_s(factories: Factories, env_id: int) -> tuple[float, str]:
         began = time.perf_counter()
         for _ in range(steps):
             space.sample()
-        # Whoever was interrupted while sampling alone would find steps that take nothing.
+        # An interruption of the loop above could make the difference negative.
         return max(cost - (time.perf_counter() - began), cost / 2) / steps, native_package(env)
 
 
 def native_package(env: Any) -> str:
-    """A package with extension modules that the modules of an environment, its bases or its wrappers use by name.
+    """Return a package with extension modules that the modules of an environment or its wrappers use by name.
 
-    numpy, gymnasium, torch and the standard library do not count. Empty if there is none; what is imported only inside
-    of functions is not seen.
+    numpy, gymnasium, torch and the standard library do not count. The result is empty without such a package. Imports
+    inside functions are not found.
     """
     layers = [env]
     while (inner := getattr(layers[-1], "env", None)) is not None:
@@ -61,7 +61,7 @@ def native_package(env: Any) -> str:
 
 
 def _is_native(package: str) -> bool:
-    """Whether an extension module of the package has been imported."""
+    """Tell whether an extension module of the package has been imported."""
     endings = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     mine = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
     return any((getattr(module, "__file__", None) or "").endswith(endings) for module in mine)

@@ -1,4 +1,4 @@
-"""Stepping a worker's share of sub-environments, observations written straight into the rows of a rollout slot."""
+"""Step a worker's single environments, with observations written directly to the rows of a rollout."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class EnvStepper:
     """Single environments, stepped one after the other.
 
     Args:
-        envs: the environments.
-        first_env_id: env_id of the first.
-        progress: where to say which one is at work.
-        fit: how observations must fit their space.
+        envs: The environments.
+        first_env_id: env_id of the first one.
+        progress: Status slot, which contains the sub-environment at work.
+        fit: Checks of observations.
     """
 
     resetting: Any = False
-    """Which of them only reset in the next step: none ever."""
+    """Whether the next step only resets a sub-environment: never."""
     spends_steps = False
-    """Whether it has steps that only reset."""
+    """Whether there are steps that only reset."""
     writes_tensors = False
-    """Whether the rows that it writes observations to may be tensors."""
+    """Whether the rows of observations may be tensors."""
     sums_rewards = False
-    """Whether it says returns and lengths of episodes, also where no wrapper does."""
+    """Whether the stepper computes returns and lengths of episodes without a recorder."""
 
     def __init__(self, envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
         self.envs: list[Any] = list(envs)
@@ -51,7 +51,7 @@ class EnvStepper:
         self._observation_leaves = observed = leaves(self.observation_space)
         fit = fit or Fit()
         self._write = row_writer(observed, fit)
-        # What a single array must look like to be written without a call per step; None matches nothing.
+        # An array with this dtype and shape is written without a function call. None matches no dtype.
         self._dtype = np.dtype(observed[0].dtype) if is_single(observed) and not fit.finite else None
         self._shape = observed[0].shape
         self._split = action_splitter(leaves(self.action_space))
@@ -61,7 +61,7 @@ class EnvStepper:
         self._episodes = EpisodeClocks([is_recorded(env) for env in self.envs])
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
-        """Begin an episode in every sub-environment and write the first observations; the info of each."""
+        """Begin an episode in every sub-environment and write the first observations; return the info of each."""
         infos = []
         for column, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self._progress.begin("reset", self._first + column)
@@ -71,19 +71,19 @@ class EnvStepper:
         return infos
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
-        """Step all; where an episode ends, keep the final observation and begin the next one in the same step.
+        """Step all sub-environments. When an episode ends, keep the final observation and begin the next episode.
 
         Args:
-            actions: one array or list ``[B, ...]`` per leaf of the action space; they are not changed.
-            rows: where to write the observations, one array or list ``[B, ...]`` per leaf.
-            step: row of the rollout.
-            target: where to write everything else.
-            first: the first that has not taken this step yet.
+            actions: One array or list ``[B, ...]`` per leaf of the action space. They stay unchanged.
+            rows: Rows for the observations, one array or list ``[B, ...]`` per leaf.
+            step: Row of the rollout.
+            target: Object for everything else.
+            first: First column that has not taken this step yet.
         """
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
         array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
         named, split, codes, steps = bool(infos), self._split(actions), self._step_codes, self._steps
-        # By index, because to put lists side by side costs one sub-environment as much as its step.
+        # With one sub-environment, a zip of these lists would cost as much as a step, so index them.
         try:
             for column in range(first, self.num_envs):
                 cell[0] = codes[column]
@@ -102,43 +102,43 @@ class EnvStepper:
 
     @property
     def writes_arrays(self) -> bool:
-        """Whether observations are single arrays that are written as they come."""
+        """Tell whether observations are single arrays that need no conversion."""
         return self._dtype is not None
 
     def only(self) -> tuple[Any, ...]:
-        """What a loop over the steps of the only environment needs.
+        """Return the parts of a loop over the steps of the only environment.
 
-        Its step, that step's code, what makes actions of rows, dtype and shape of an array that fits, and what writes
-        another one and what ends an episode.
+        These are the step method, the code of a step, the action splitter, dtype and shape of an array that fits, the
+        writer of other observations, and the method that ends an episode.
         """
         (step,), (step_code,) = self._steps, self._step_codes
         return step, step_code, self._split, self._dtype, self._shape, self._write, self._end
 
     def begun(self, ends: Sequence[End], step: int) -> Sequence[int]:
-        """Columns in which an episode begins with the observation after a step, given the ends since that began."""
+        """Return the columns whose episodes begin after a step, from the ends of that step."""
         return [end.column for end in ends if end.step == step]
 
     def replace(self, column: int, env: Any) -> None:
-        """Put another environment into a column, and close the one that was there."""
+        """Replace the environment of a column, and close the old one."""
         with contextlib.suppress(Exception):
             self.envs[column].close()
         self.envs[column], self._steps[column] = env, env.step
         self._check_spaces()
 
     def begin(self, column: int, observation: Any, rows: Rows) -> None:
-        """Begin an episode with this observation."""
+        """Begin an episode with an observation."""
         self._write(rows, column, observation)
         self._episodes.begin(column)
 
     def break_off(self, column: int, rows: Rows, step: int, target: Target) -> None:
-        """End a column's episode as truncated at an earlier step, with the observation that is in the rows."""
+        """End a column's episode as truncated at an earlier step, with the observation in the rows."""
         last = unflatten(self._observation_leaves, [row[column] for row in rows])
         self._write(target.finals, len(target.ends), last)
         seconds, counts = self._episodes.end(column, None)
         target.ends.append(End(step, column, False, True, seconds, counts=counts))
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
-        """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
+        """Apply a function to some environments, for ``call``, ``get_attr`` and ``set_attr``."""
         results = []
         for column in columns:
             self._progress.begin("call", self._first + column)
@@ -146,17 +146,17 @@ class EnvStepper:
         return results
 
     def get_states(self) -> list[dict[str, Any] | None]:
-        """The state of each sub-environment, as far as it offers one."""
+        """Return the state of each sub-environment; ``None`` if it has no ``get_state``."""
         return self.each("get_state", get_state, range(self.num_envs))
 
     def set_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Bring those into their states for which there is one."""
+        """Set the states of the sub-environments that have one."""
         for env, state in zip(self.envs, states, strict=True):
             if state is not None:
                 set_state(env, state)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all environments."""
         for env in self.envs:
             env.close()
 

@@ -1,4 +1,4 @@
-"""What a step of sub-environments writes to, beside the observations."""
+"""The protocol of the objects to which a step writes rewards, ends and infos."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from parenv.envs.infos import InfoRows
 
 
 class End(NamedTuple):
-    """Where an episode ended in a rollout, how, and after how many seconds.
+    """The end of an episode in a rollout.
 
     Args:
-        step: row.
-        column: column.
-        terminated: whether by the environment.
-        truncated: whether by a limit.
-        seconds: from the reset to the last step.
-        recorded: return and length, where a wrapper has said them; else they come of the rewards.
-        counts: whether what ended is an episode for the statistics; a life is none.
+        step: Row of the last step.
+        column: Column of the sub-environment.
+        terminated: Whether the environment ended the episode.
+        truncated: Whether a limit ended the episode.
+        seconds: Seconds from the reset to the last step.
+        recorded: Return and length from a recorder. Without them, the rewards give both.
+        counts: Whether the statistics count the end. They do not count the end of a life.
     """
 
     step: int
@@ -31,22 +31,22 @@ class End(NamedTuple):
 
 
 class Target(Protocol):
-    """Where a step writes to, beside the observations."""
+    """An object to which a step writes everything except the observations."""
 
     finals: list[Any]
-    """``[K, *obs]`` per leaf: the observations that episodes end with."""
+    """Final observations, ``[K, *obs]`` per leaf."""
     ends: list[End]
-    """The episodes of single environments that ended so far."""
+    """Ends of episodes of single environments so far."""
     rewards: Any
     """``[T, B]``."""
     plain: dict[str, Any]
-    """``"terminated"`` and ``"truncated"``, ``[T, B]``, false before."""
+    """Flags ``"terminated"`` and ``"truncated"``, ``[T, B]``, false before the step."""
     infos: InfoRows
-    """Where infos go that the user has named."""
+    """Rows of the infos that the user has named."""
 
     @property
     def num_ends(self) -> int:
-        """How many episodes have ended so far."""
+        """Number of episodes that have ended so far."""
 
     def add_ends(self, columns: Any) -> Any:
-        """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
+        """Return unwritten records for the ends of a batch, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``."""

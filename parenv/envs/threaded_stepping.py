@@ -1,4 +1,4 @@
-"""Stepping sub-environments that wait, for a socket or a clock, in threads of one worker."""
+"""Step sub-environments that wait for a socket or a clock, in threads of one worker."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _Task = Callable[[int], Any]
 
 
 class ColumnThreads:
-    """Does something for several columns at once, begun in their order.
+    """Threads that run tasks of several columns at once, started in the order of the columns.
 
     Args:
-        num_threads: how many.
-        num_columns: how many there are to do something for.
+        num_threads: Number of threads.
+        num_columns: Number of columns.
     """
 
     def __init__(self, num_threads: int, num_columns: int) -> None:
         self._tasks: SimpleQueue[tuple[_Task, int] | None] = SimpleQueue()
         self._results: list[Any] = [None] * num_columns
         self._errors: list[BaseException | None] = [None] * num_columns
-        # Each is held but for the time between the end of what is done for its column and when that is taken.
+        # A lock is free from the end of its column's task until the result is taken.
         self._done = [threading.Lock() for _ in range(num_columns)]
         for lock in self._done:
             lock.acquire()
-        # Nothing of this object is theirs, so that they end with it.
+        # The threads hold no reference to this object, so that its finalizer can end them.
         parts = (self._tasks, self._results, self._errors, self._done)
         self._threads = [
             threading.Thread(target=_serve, args=parts, name=f"parenv step {i}", daemon=True)
@@ -49,15 +49,15 @@ class ColumnThreads:
             thread.start()
 
     def begin(self, columns: Iterable[int], task: _Task) -> None:
-        """Have this done for each of these columns."""
+        """Start a task for each of these columns."""
         for column in columns:
             self._tasks.put((task, column))
 
     def take(self, column: int) -> Any:
-        """Wait for what came of it.
+        """Wait for the result of a column's task.
 
         Raises:
-            BaseException: what was raised.
+            BaseException: The task raised it.
         """
         self._done[column].acquire()
         error, self._errors[column] = self._errors[column], None
@@ -66,10 +66,10 @@ class ColumnThreads:
         try:
             raise error
         finally:
-            del error  # Its traceback leads here.
+            del error  # Its traceback refers to this frame, which refers to it.
 
     def close(self) -> bool:
-        """End the threads; whether all have ended within the limit. Idempotent."""
+        """End the threads; return whether all have ended within the limit. Idempotent."""
         self._end()
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         for thread in self._threads:
@@ -98,15 +98,15 @@ def _end(tasks: SimpleQueue[tuple[_Task, int] | None], num_threads: int) -> None
 class ThreadedStepper(EnvStepper):
     """Single environments, stepped and reset in threads.
 
-    What they return is taken in their order, and whoever is waited for is said to be at work: rollouts, errors and time
-    limits are those of :class:`EnvStepper`.
+    The stepper takes results in the order of the columns, so rollouts, errors and time limits equal those of
+    :class:`EnvStepper`.
 
     Args:
-        envs: the environments, which share nothing.
-        first_env_id: env_id of the first.
-        progress: where to say which one is waited for.
-        fit: how observations must fit their space.
-        num_threads: how many.
+        envs: The environments, which share no state.
+        first_env_id: env_id of the first one.
+        progress: Status slot, which contains the sub-environment whose result is awaited.
+        fit: Checks of observations.
+        num_threads: Number of threads.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class ThreadedStepper(EnvStepper):
         self._num_threads = num_threads
         self._threads = ColumnThreads(num_threads, self.num_envs)
         self._stepping: deque[int] = deque()
-        """Those whose step has been begun and is not yet written."""
+        """Columns whose step has begun and is not written yet."""
         self._resetting: deque[int] = deque()
-        """Likewise those whose episode has ended in this step."""
+        """Columns whose reset is not written yet, because an episode ended in this step."""
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
-        """Begin an episode in every sub-environment and write the first observations; the info of each."""
+        """Begin an episode in every sub-environment and write the first observations; return the info of each."""
         self._leave()
         infos, columns = [], range(self.num_envs)
         self._threads.begin(columns, lambda column: reset_result(self.envs[column].reset(seed=seeds[column])))
@@ -135,14 +135,16 @@ class ThreadedStepper(EnvStepper):
         return infos
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
-        """Step all, and then reset those whose episode has ended; as :meth:`EnvStepper.step`.
+        """Step all sub-environments, and then reset those whose episode ended, as :meth:`EnvStepper.step`.
 
         A second call after an exception continues the step that raised.
         """
         split = self._split(actions)
-        if self._stepping:  # The environment of the first column has raised, and another one has taken its place.
+        if self._stepping:  # The environment of the column `first` has raised and was replaced.
             self._begin_steps([first], split)
-        elif not first and not self._resetting:  # After the last reset has raised, `first` alone shows an old step.
+        elif (
+            not first and not self._resetting
+        ):  # If the last reset has raised, only `first` shows that the step goes on.
             self._stepping.extend(range(self.num_envs))
             self._begin_steps(self._stepping, split)
         while self._stepping:
@@ -154,7 +156,7 @@ class ThreadedStepper(EnvStepper):
             self._write_reset(self._resetting.popleft(), rows, step, target)
 
     def close(self) -> None:
-        """Close all, but for those that are still at work: what they hold is not to be taken from under them."""
+        """Close all environments, unless a thread still uses one."""
         if self._threads.close():
             super().close()
 
@@ -179,7 +181,7 @@ class ThreadedStepper(EnvStepper):
         self._write(rows, column, observation)
 
     def _leave(self) -> None:
-        """Forget what was begun and given up with an exception, if there is anything."""
+        """Drop a step that was given up with an exception."""
         if self._stepping or self._resetting:
             self._stepping.clear()
             self._resetting.clear()

@@ -1,4 +1,4 @@
-"""Stepping one ``VectorEnv`` of the user's, as a whole, into the rows of a rollout slot."""
+"""Step one ``VectorEnv`` of the user, with results written to the rows of a rollout."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from parenv.memory.status_slot import StatusSlot
 from parenv.memory.trees import as_tensor, assign, deep_copy
 
 WORKER_RESTARTED = "worker_restarted"
-"""Among the infos of a :class:`~parenv.ParallelVectorEnv`: whose process was gone."""
+"""Info of a :class:`~parenv.ParallelVectorEnv` that flags sub-environments whose worker was restarted."""
 ALL = slice(None)
 
 
 class VectorStepper:
     """One ``VectorEnv``, stepped as a whole.
 
-    In ``NEXT_STEP`` mode the step after an episode's end only resets: it takes its row of the rollout, in which it is
-    not valid, and its reward, whatever the environment says, is 0.
+    In ``NEXT_STEP`` mode the step after the end of an episode only resets. Its row of the rollout is not valid, and its
+    reward is 0.
 
     Args:
-        env: it.
+        env: The environment.
         first_env_id: env_id of the first sub-environment.
-        progress: where to say what is going on.
-        fit: how observations must fit their space.
+        progress: Status slot of the worker.
+        fit: Checks of observations.
 
     Attributes:
-        spends_steps: whether it has steps that only reset.
+        spends_steps: Whether there are steps that only reset.
     """
 
     writes_tensors = True
-    """Whether the rows that it writes observations to may be tensors."""
+    """Whether the rows of observations may be tensors."""
     sums_rewards = True
-    """Whether it says returns and lengths of episodes, also where no wrapper does."""
+    """Whether the stepper computes returns and lengths of episodes without a recorder."""
 
     def __init__(self, env: Any, first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
         self._env, self._mode = env, autoreset_mode(env)
@@ -64,16 +64,16 @@ class VectorStepper:
 
     @property
     def envs(self) -> list[Any]:
-        """It."""
+        """List with the ``VectorEnv``."""
         return [self._env]
 
     @property
     def resetting(self) -> Any:
-        """Which sub-environments only reset in the next step, bool ``[B]``."""
+        """Whether the next step only resets a sub-environment, bool ``[B]``."""
         return self._resets.pending
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
-        """Begin an episode in every sub-environment and write the first observations; the info of each."""
+        """Begin an episode in every sub-environment and write the first observations; return the info of each."""
         self._progress.begin("reset")
         observations, infos = self._env.reset(seed=_seed_of(self._env, seeds))
         self._arrays.settle(flatten(self._leaves, observations))
@@ -83,17 +83,17 @@ class VectorStepper:
         return [row_of(infos, column) for column in range(self.num_envs)]
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
-        """Step all; what the mode leaves to be done where an episode ends is done too."""
+        """Step all sub-environments. In ``DISABLED`` mode, also reset those whose episode ended."""
         self._progress.begin("step")
         self._take(self._env.step(self._arrays.actions(actions)), rows, step, target)
 
     def send(self, actions: Rows) -> None:
-        """Have all take a step, by ``step_async`` of the environment, without waiting for it."""
+        """Begin a step with ``step_async`` of the environment."""
         self._progress.begin("step")
         self._env.step_async(self._arrays.actions(actions))
 
     def receive(self, rows: Rows, step: int, target: Target) -> None:
-        """Wait until they have, and write what came of it."""
+        """Wait for the step, and write its results."""
         self._take(self._env.step_wait(), rows, step, target)
 
     def _take(self, stepped: Any, rows: Rows, step: int, target: Target) -> None:
@@ -116,15 +116,15 @@ class VectorStepper:
         self._write(rows, observations)
 
     def take_over(self) -> None:
-        """All are where somebody else has reset them."""
+        """Begin the statistics of episodes, after another stepper has reset the environment."""
         self._episodes.begin()
 
     def begun(self, ends: Sequence[End], step: int) -> Any:
-        """Columns in which an episode begins with the observation after the last step."""
+        """Return the columns whose episodes begin after the last step."""
         return self._resets.begun
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
-        """The sub-environments of a ``VectorEnv`` of the user's are its own: only all of them can be asked at once."""
+        """Raise an error, because single sub-environments of a ``VectorEnv`` cannot be called."""
         if hasattr(self._env, "halves"):
             raise ConfigurationError(
                 f"{name} needs sub-environments that the worker steps itself: with step_workers they are elsewhere"
@@ -135,18 +135,18 @@ class VectorStepper:
         )
 
     def get_states(self) -> list[dict[str, Any] | None]:
-        """None: the sub-environments of a ``VectorEnv`` of the user's are its own."""
+        """Return ``None`` for each sub-environment of the ``VectorEnv``."""
         return [None] * self.num_envs
 
     def set_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """There are none."""
+        """Do nothing, because a ``VectorEnv`` has no states."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the environment."""
         self._env.close()
 
     def _end(self, target: Target, step: int, columns: Any, observations: Any, infos: Any) -> Any:
-        """Note which episodes have ended and how; the observations that the next step begins with."""
+        """Write the ends of episodes; return the observations that the next step begins with."""
         known = self._finals.write(target, columns, observations, infos)
         resets_next = self.spends_steps
         records = target.add_ends(columns)
@@ -180,7 +180,7 @@ class VectorStepper:
             row = rows[0]
             if observations.dtype is row.dtype and observations.shape == row.shape:
                 if observations.ndim == 2 and len(row) > row.shape[1] and not observations.flags.c_contiguous:
-                    # NumPy would walk along each short row of what lies column by column, as in Gymnasium's CartPole.
+                    # NumPy copies column-major arrays, as in Gymnasium's CartPole, by short rows, which is slower.
                     for column in range(row.shape[1]):
                         row[:, column] = observations[:, column]
                 else:
@@ -207,7 +207,7 @@ class VectorStepper:
 
 
 def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
-    """What its ``reset`` takes: only Gymnasium's own two document a list."""
+    """Return the seed argument of ``reset``. Only Gymnasium's own two classes document a list."""
     if None in seeds:
         return None
     if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv) or hasattr(env.unwrapped, "halves"):

@@ -1,6 +1,7 @@
-"""The step buffer: where one step of a vector env lies in shared memory, one row per sub-environment.
+"""The step buffer: shared arrays for one step of a vector env, with one row per sub-environment.
 
-The driver writes actions and requests, each worker the rows of its own sub-environments. Wake-ups say when to look.
+The main process writes actions and requests. Each worker writes the rows of its own sub-environments. Both notify each
+other with wake-ups.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from parenv.memory.layout import Field, aligned, place, sized_leaves
 from parenv.memory.spaces import Leaf, is_single
 
 ITEM_BYTES = 8
-"""Room for each number of an action, so that actions may come in another dtype than the space's."""
+"""Bytes for each number of an action, enough for a larger dtype than the one of the space."""
 _ROW_FIELDS: tuple[tuple[str, str], ...] = (
     ("rewards", "<f8"),
     ("terminated", "?"),
@@ -29,13 +30,13 @@ _ROW_FIELDS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class StepBufferSpec:
-    """What a step buffer holds.
+    """Sizes of a step buffer.
 
     Args:
-        num_envs: ``N``.
-        observations: leaves of the observation space.
-        actions: leaves of the action space.
-        info_bytes: room for one sub-environment's info.
+        num_envs: Number of sub-environments ``N``.
+        observations: Leaves of the observation space.
+        actions: Leaves of the action space.
+        info_bytes: Bytes for the info of one sub-environment.
     """
 
     num_envs: int
@@ -44,7 +45,7 @@ class StepBufferSpec:
     info_bytes: int
 
     def fields(self) -> tuple[list[Field], int]:
-        """All arrays with their offsets, and the bytes they take together."""
+        """Return all arrays with their offsets, and their size in bytes."""
         N = self.num_envs
         wanted: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = [((n, 0), (N,), dtype) for n, dtype in _ROW_FIELDS]
         for i, leaf in enumerate(self.actions):
@@ -60,23 +61,23 @@ class StepBuffer:
     """The arrays of a step buffer.
 
     Args:
-        spec: what it holds.
-        buffer: memory of at least as many bytes as the spec says.
-        offset: where in the buffer it begins.
+        spec: Sizes of the arrays.
+        buffer: Memory with at least the size that ``spec`` needs.
+        offset: Offset of the step buffer in the memory, in bytes.
 
     Attributes:
         rewards: float64 ``[N]``.
         terminated, truncated: bool ``[N]``.
-        requested: int64 ``[N]``: number of the request that each sub-environment is to answer or has answered.
-        finished: int64 ``[N]``: number of the last request that it has answered, written behind the answer.
-        orders: int32 ``[N]``: a ring for each worker over the rows of its share. ``i`` says step the worker's ``i``-th
-            sub-environment, ``~i`` reset it.
-        info_kinds: int32 ``[N]``: 0: no info; > 0: how to read the bytes; -1: it comes by message.
+        requested: int64 ``[N]``: number of the last request of each sub-environment.
+        finished: int64 ``[N]``: number of the last finished request, written after its results.
+        orders: int32 ``[N]``: a ring of orders for each worker, over the rows of its share. Order ``i`` steps the
+            worker's sub-environment ``i``, and order ``~i`` resets it.
+        info_kinds: int32 ``[N]``: 0: no info; > 0: format of the bytes; -1: the info comes in a message.
         infos: uint8 ``[N, info_bytes]``.
-        observations: one array ``[N, *shape]`` per leaf, ``None`` where values have no fixed size.
-        actions: the same.
-        action_bytes: room for each number of an action, per leaf.
-        one_action: whether an action is one array and nothing else.
+        observations: One array ``[N, *shape]`` per leaf, ``None`` if its values have no fixed size.
+        actions: One array per leaf, as in ``observations``.
+        action_bytes: Bytes for each number of an action, per leaf.
+        one_action: Whether an action is a single array.
     """
 
     def __init__(self, spec: StepBufferSpec, buffer: Any, offset: int = 0) -> None:
@@ -97,9 +98,9 @@ class StepBuffer:
         self.view_actions([leaf.dtype for leaf in spec.actions])
 
     def view_actions(self, dtypes: Sequence[str | None]) -> None:
-        """Have actions lie there in these dtypes, which need not be those of the space.
+        """Set the dtypes of the actions, which may differ from the dtypes of the space.
 
-        Each row begins where it does in any other dtype, so that rows are apart whatever lies there.
+        Each row begins at the same byte with every dtype, so that rows with different dtypes do not overlap.
         """
         self.actions: list[Any] = [
             None if raw is None else view_rows(raw, 0, dtype, leaf.shape)
@@ -108,6 +109,6 @@ class StepBuffer:
 
 
 def view_rows(rows: Any, offset: int, dtype: Any, shape: Sequence[int]) -> Any:
-    """What lies at one offset of each row, as an array ``[N, *shape]`` over these rows of bytes."""
+    """Make an array ``[N, *shape]`` over the bytes at one offset of each row."""
     one = np.empty(shape, dtype)
     return np.ndarray((len(rows), *shape), dtype, rows, offset, (rows.strides[0], *one.strides))

@@ -1,8 +1,8 @@
-"""Infos of sub-environments as rows of bytes, and back as the dict of arrays that Gymnasium makes of them.
+"""Convert infos of sub-environments to rows of bytes, and back to the dict of arrays that Gymnasium makes of them.
 
-An info is a dict of any shape, but the same shapes come again and again. A worker names each shape that it meets,
-its :mod:`kind <parenv.memory.kinds>`, once, and from then on writes only the number of the kind and the packed values.
-What does not fit (strings, lists, objects, too many values, too many kinds) travels by message instead.
+An info is a dict of any form, but most infos have one of few forms. A worker sends each form, the
+:mod:`kind <parenv.memory.kinds>` of the info, once, and then writes only the number of the kind and the packed values.
+Other infos (strings, lists, objects, too many values, too many kinds) travel in messages.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from parenv.memory.step_buffer import view_rows
 
 
 class Announced(dict[int, Any]):
-    """What came by message, by the number under which the step buffer refers to it.
+    """Data from messages, by the number with which the step buffer refers to it.
 
     Args:
-        what: for the error where there is none.
+        what: Name of the data, for the error about an unknown number.
     """
 
     def __init__(self, what: str) -> None:
@@ -50,9 +50,9 @@ class InfoWriter:
     """Writes the infos of a worker's sub-environments.
 
     Args:
-        kinds: int32 ``[N]``.
-        infos: uint8 ``[N, info_bytes]``.
-        number: makes the number of this worker's ``i``-th kind, different from all other workers' numbers.
+        kinds: Kind of each info, int32 ``[N]``.
+        infos: Bytes of each info, uint8 ``[N, info_bytes]``.
+        number: Function that returns the number of this worker's kind ``i``, which no other worker uses.
     """
 
     def __init__(self, kinds: Any, infos: Any, number: Callable[[int], int]) -> None:
@@ -64,7 +64,7 @@ class InfoWriter:
         self.new: list[tuple[int, Kind]] = []
 
     def write(self, env_id: int, info: Mapping[str, Any]) -> bool:
-        """Write one info that is not empty; whether it could be written, and need not travel by message."""
+        """Write a non-empty info; return whether it fits into the step buffer."""
         shape = (tuple(info), tuple(map(type, info.values())))
         known = self._flat.get(shape)
         try:
@@ -96,9 +96,9 @@ class InfoReader:
     """Reads infos back, in the form of ``gymnasium.vector.VectorEnv``.
 
     Args:
-        kinds: int32 ``[N]``.
-        infos: uint8 ``[N, info_bytes]``.
-        add_info: ``(infos, info, i, n) -> infos``, Gymnasium's own way of adding one info, for what came by message.
+        kinds: Kind of each info, int32 ``[N]``.
+        infos: Bytes of each info, uint8 ``[N, info_bytes]``.
+        add_info: Gymnasium's function ``(infos, info, i, n) -> infos``, for infos from messages.
     """
 
     def __init__(self, kinds: Any, infos: Any, add_info: Callable[[Any, Any, int, int], Any]) -> None:
@@ -107,17 +107,17 @@ class InfoReader:
         self._by_kind: dict[Kind, _Dict] = {}
 
     def learn(self, number: int, kind: Kind) -> None:
-        """Take note of what a worker means by a number."""
+        """Store the kind with this number."""
         if kind not in self._by_kind:
             self._by_kind[kind], _ = _node(kind, self._infos, 0)
         self._nodes[number] = self._by_kind[kind]
 
     def read(self, env_ids: Any, by_message: Mapping[int, Any]) -> dict[str, Any]:
-        """The infos of these sub-environments, each array ``[len(env_ids), ...]``.
+        """Return the infos of these sub-environments, each array ``[len(env_ids), ...]``.
 
         Args:
-            env_ids: ``None`` for all, in order.
-            by_message: by env_id, those that could not be written.
+            env_ids: Sub-environments, or ``None`` for all.
+            by_message: Infos from messages, by env_id.
         """
         kinds = self._kinds if env_ids is None else self._kinds[env_ids]
         n = len(kinds)
@@ -138,12 +138,12 @@ class InfoReader:
             for node, positions in groups.items():
                 node.add(found, n, positions, positions if env_ids is None else env_ids[positions])
         except (AttributeError, TypeError, ValueError):
-            # A dict in one and a number in another, say: let Gymnasium make of it, or raise, what it does.
+            # The same key has a dict in one info and a number in another. Gymnasium decides what to return or raise.
             return self._one_by_one(numbers, range(n) if env_ids is None else env_ids.tolist(), by_message)
         return found
 
     def each(self, by_message: Mapping[int, Any]) -> list[dict[str, Any]]:
-        """The info of every sub-environment as it was given, a copy; empty where there was none."""
+        """Return a copy of the info of every sub-environment; an empty dict if there was none."""
         infos = []
         for env_id, number in enumerate(self._kinds.tolist()):
             info = self._one(number, env_id, by_message) if number else {}
@@ -164,7 +164,7 @@ class InfoReader:
 
 
 class _Value:
-    """A scalar or array of a kind, with its column over all rows."""
+    """A scalar or array of a kind, as a column over all rows."""
 
     def __init__(self, column: Any, code: str) -> None:
         self.column, self._code = column, code
@@ -179,7 +179,7 @@ class _Value:
         if array.dtype == self.column.dtype and array.shape[1:] == self.column.shape[1:] and not self._is_object:
             array[positions] = self.column[rows]
             return
-        # As Gymnasium does it, where another sub-environment has something else under the same key.
+        # Another sub-environment has another type under the same key. Gymnasium assigns one by one, so do the same.
         for position, row in zip(positions, rows, strict=True):
             array[position] = self.value(int(row))
 
@@ -192,7 +192,7 @@ class _Value:
         return one.item() if self._code in DTYPES else one
 
     def whole(self, n: int, rows: Any) -> Any:
-        """For all positions at once, as an array of its own."""
+        """Copy the values of all positions to a new array."""
         if self._is_object:
             array = self.empty(n)
             self.put(array, range(n), range(n) if isinstance(rows, slice) else rows)
@@ -216,7 +216,7 @@ class _Dict:
         return {key: part.value(row) for key, _, part in self._parts}
 
     def add(self, found: dict[str, Any], n: int, positions: Sequence[int] | None, rows: Any) -> dict[str, Any]:
-        """Add to infos what these rows say; ``positions`` is ``None`` for all."""
+        """Add the infos of these rows to others. ``positions`` is ``None`` for all."""
         for key, mask_key, part in self._parts:
             array = found.get(key)
             if key == FINAL_OBSERVATION:
@@ -245,7 +245,7 @@ def _pairs(n: int, positions: Sequence[int] | None, rows: Any) -> tuple[Any, Any
 
 
 def _node(kind: Kind, infos: Any, offset: int) -> tuple[Any, int]:
-    """What reads a kind whose bytes begin at an offset of each row, and where they end."""
+    """Make the reader of a kind whose bytes begin at an offset of each row; also return the offset of their end."""
     if isinstance(kind, str):
         column = view_rows(infos, offset, DTYPES.get(kind, kind), ())
         return _Value(column, kind), offset + struct.calcsize("<" + FORMATS[kind])

@@ -1,4 +1,4 @@
-"""check_vector_env: whether a ``VectorEnv`` does what it says, found out by stepping it."""
+"""Check whether a ``VectorEnv`` follows its declarations, with random steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parenv.memory.trees import as_array
 from parenv.testing.vector_env_trace import Step, Trace, random_actions
 
 SURE = 0.75
-"""Part of the ends that must look like one mode and not like the other."""
+"""Fraction of the ends that must agree with one mode."""
 
 KNOWN = {
     "gymnasium": "FunctionalJaxVectorEnv (1.0 to 1.4) gives a reward for a step that only resets; SyncVectorEnv and "
@@ -30,19 +30,19 @@ KNOWN = {
     "brax": "0.14: VectorGymWrapper is for OpenAI's gym and not for Gymnasium; AutoResetWrapper is SAME_STEP without "
     "final observations",
 }
-"""By package, what is known of its vector envs."""
+"""Known behaviour of the vector envs of some packages."""
 
 
 @dataclass(frozen=True)
 class VectorEnvReport:
-    """What :func:`check_vector_env` has found.
+    """Result of :func:`check_vector_env`.
 
     Args:
-        declared: the autoreset mode that the environment says.
-        found: the one that it keeps to; ``None`` where that could not be told.
-        ends: episodes that have ended meanwhile.
-        problems: what is wrong, a sentence each.
-        notes: what is good to know.
+        declared: Autoreset mode that the environment declares.
+        found: Autoreset mode that the environment follows; ``None`` if the steps did not show it.
+        ends: Number of episodes that ended.
+        problems: Violations of Gymnasium's rules, a sentence each.
+        notes: Further facts, a sentence each.
 
     >>> print(VectorEnvReport(AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, 12, ["it says another mode"]))
     says NEXT_STEP, does SAME_STEP; 12 episodes ended
@@ -62,19 +62,18 @@ class VectorEnvReport:
 
 
 def check_vector_env(make: Callable[[], Any], steps: int = 1000, seed: int = 0) -> VectorEnvReport:
-    """Find out whether a ``VectorEnv`` keeps to Gymnasium's rules, and print what is wrong.
+    """Check whether a ``VectorEnv`` follows Gymnasium's rules, and print the problems.
 
-    What is compared: the autoreset mode that it says with what it does at ends of episodes; final observations with
-    those that the next episodes begin with; shapes and dtypes with the spaces; arrays with what was in them a step
-    before; a run with another from the same seed, and from another.
+    The check covers the autoreset mode, the final observations, shapes and dtypes, whether arrays change after they
+    were returned, and whether seeds have an effect.
 
     Args:
-        make: makes it; called several times.
-        steps: of all sub-environments, with random actions, until enough episodes have ended.
-        seed: of actions and resets.
+        make: Function that makes the environment. It is called several times.
+        steps: Largest number of steps of all sub-environments, with random actions.
+        seed: Seed of actions and resets.
 
     Returns:
-        What was found; nothing is raised, so that everything is found at once.
+        All problems. The function does not raise an exception for a problem.
 
     >>> import gymnasium as gym
     >>> report = check_vector_env(lambda: gym.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point"))
@@ -113,13 +112,13 @@ def _declared(env: Any, problems: list[str]) -> AutoresetMode | None:
 
 
 def _compare_modes(trace: Trace, history: Sequence[Step], declared: AutoresetMode | None) -> AutoresetMode | None:
-    """What it does, told by how far observations around ends are from those that episodes begin with."""
+    """Find the autoreset mode from the distance between observations around ends and first observations."""
     pairs = list(_around_ends(history))
     if not pairs:
         trace.note("no episode has ended: nothing can be told of resets; give more steps")
         return None
     if declared is AutoresetMode.DISABLED:
-        return declared  # It was reset where it asked for it: what goes wrong there has been said.
+        return declared  # The trace has reset it with a mask, and has already reported problems of that.
     known = any(step.finals for step in history)
     later = np.mean([_distance(trace, at) > _distance(trace, after) for at, after, _, _ in pairs])
     found = None
@@ -140,7 +139,7 @@ def _compare_modes(trace: Trace, history: Sequence[Step], declared: AutoresetMod
 
 
 def _around_ends(history: Sequence[Step]) -> Iterator[tuple[list[Any], list[Any], Any, bool]]:
-    """Of each end: its observation and the next, and reward and end of the step between."""
+    """Yield the observations of each end and of the next step, and reward and end flag of that step."""
     for step, after in pairwise(history):
         for column in np.flatnonzero(step.ended).tolist():
             here, there = ([part[column] for part in one.observations] for one in (step, after))
@@ -148,7 +147,7 @@ def _around_ends(history: Sequence[Step]) -> Iterator[tuple[list[Any], list[Any]
 
 
 def _distance(trace: Trace, observation: Sequence[Any]) -> float:
-    """How far an observation is from the nearest with which an episode began."""
+    """Return the distance of an observation to the nearest first observation of an episode."""
     total: Any = 0.0
     for initial, part in zip(trace.initial, observation, strict=True):
         rows = initial.reshape(len(initial), -1).astype(np.float64)
@@ -173,7 +172,7 @@ def _check_finals(trace: Trace, history: Sequence[Step]) -> None:
 
 
 def _check_seeds(trace: Trace, make: Callable[[], Any], seed: int) -> None:
-    """A run once more, and from another seed."""
+    """Compare runs with the same seed and with another seed."""
     one, again, other = (_run_from(make, one_seed) for one_seed in (seed, seed, seed + 1))
     if not all(map(np.array_equal, one, again)):
         trace.say("two runs from the same seed with the same actions are different")
@@ -185,7 +184,7 @@ def _run_from(make: Callable[[], Any], seed: int, steps: int = 20) -> list[Any]:
     with contextlib.closing(make()) as env:
         of = leaves(env.single_observation_space)
         is_disabled = env.metadata.get("autoreset_mode") in (AutoresetMode.DISABLED, AutoresetMode.DISABLED.value)
-        space = env.single_action_space  # Some make another one each time they are asked.
+        space = env.single_action_space  # Some environments make another space for each access.
         space.seed(0)
         copies = [as_array(part).copy() for part in flatten(of, env.reset(seed=seed)[0])]
         for _ in range(steps):
@@ -197,7 +196,7 @@ def _run_from(make: Callable[[], Any], seed: int, steps: int = 20) -> list[Any]:
 
 
 def _known_of(env: Any) -> list[str]:
-    """What is known of the libraries that it is of."""
+    """Return known behaviour of the libraries of an environment."""
     packages = {kind.__module__.partition(".")[0] for kind in type(getattr(env, "unwrapped", env)).__mro__}
     mine = sorted(packages & KNOWN.keys() - {"gymnasium"}) or sorted(packages & KNOWN.keys())
     versions = {name: version for name in mine if (version := installed_version(name)) is not None}

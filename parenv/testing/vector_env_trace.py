@@ -1,4 +1,4 @@
-"""Stepping a ``VectorEnv`` and writing down what it returns, with copies of everything."""
+"""Step a ``VectorEnv`` and record copies of its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parenv.memory.trees import as_array
 
 
 class Step(NamedTuple):
-    """One step, with copies of everything, by leaf."""
+    """Copies of the results of one step, by leaf."""
 
     observations: list[Any]
     rewards: Any
@@ -47,7 +47,7 @@ class Trace:
         self.initial = [np.concatenate(parts) for parts in zip(*(self._reset(seed + i) for i in range(8)), strict=True)]
 
     def run(self, steps: int) -> list[Step]:
-        """So many steps, or fewer where enough episodes end."""
+        """Take a number of steps, or fewer if enough episodes end."""
         history: list[Step] = []
         self._reset(self._seed)
         before: list[tuple[Any, Any]] = []
@@ -70,12 +70,12 @@ class Trace:
         return history
 
     def say(self, problem: str) -> None:
-        """Something is wrong."""
+        """Report a problem."""
         if problem not in self.problems:
             self.problems.append(problem)
 
     def note(self, text: str) -> None:
-        """Something is good to know."""
+        """Report a note."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -111,7 +111,7 @@ class Trace:
         return [part.copy() for part in self._parts(returned[0])]
 
     def _reset_some(self, step: Step) -> None:
-        """As ``DISABLED`` asks for: those that have ended, and nobody else."""
+        """Reset the sub-environments whose episode has ended, in ``DISABLED`` mode."""
         try:
             observations, _ = self.env.reset(options={"reset_mask": step.ended.copy()})
         except Exception as error:
@@ -123,7 +123,7 @@ class Trace:
                 self.say("reset(options={'reset_mask': ...}) changes sub-environments that the mask leaves out")
 
     def _parts(self, observations: Any) -> list[Any]:
-        """The arrays among observations."""
+        """Return the leaves of observations that are arrays."""
         found = zip(self.leaves, flatten(self.leaves, observations), strict=True)
         return [as_array(values) for leaf, values in found if leaf.dtype is not None]
 
@@ -147,6 +147,6 @@ class Trace:
 
 
 def random_actions(space: Space[Any], batch: int) -> Any:
-    """One random action for each sub-environment, as a batch."""
+    """Return a batch with one random action for each sub-environment."""
     of = leaves(space)
     return unflatten(of, stacked(of, [space.sample() for _ in range(batch)]))

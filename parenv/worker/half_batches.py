@@ -1,4 +1,4 @@
-"""Collecting from sub-environments that other processes step, in two halves, so that acting and stepping overlap."""
+"""Double buffering: collect from two halves of the sub-environments, so that acting and stepping overlap."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from parenv.worker.writing import RolloutWriter
 
 
 class HalfBatchCollector(SingleAgentCollector):
-    """Acts for one half while the other is being stepped.
+    """Acts for one half while step workers step the other half.
 
-    What lasts from one rollout to the next is kept as ever, for all. Where values have no fixed size, and where whole
-    episodes are wanted, all are stepped at once.
+    Spaces without a fixed size and rollouts of whole episodes are stepped without halves.
 
     Args:
-        *arguments: as for :class:`SingleAgentCollector`, whose stepper is over an environment with ``halves``.
-        **more: likewise.
+        *arguments: Arguments of :class:`SingleAgentCollector`. The environment of the stepper has ``halves``.
+        **more: Further arguments of :class:`SingleAgentCollector`.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -45,7 +44,7 @@ class HalfBatchCollector(SingleAgentCollector):
         """Fill a rollout.
 
         Raises:
-            StopCollectingError: the driver wants this worker to end.
+            StopCollectingError: The main process wants this worker to end.
         """
         spec = self.spec
         if enough is not None or not all(leaf.dtype for leaf in (*spec.observations, *spec.actions)):
@@ -71,16 +70,16 @@ class HalfBatchCollector(SingleAgentCollector):
 
 
 class HalfBatch:
-    """One half of a rollout that is being filled; the target of its stepper.
+    """One half of the columns of a rollout, as the target of its stepper.
 
     Args:
-        collector: of both.
-        writer: of both.
-        columns: of this one.
-        stepper: of this one.
+        collector: Collector of both halves.
+        writer: Writer of both halves.
+        columns: Columns of this half.
+        stepper: Stepper of this half.
 
     Attributes:
-        carry: of this one.
+        carry: Carry of the policy for this half.
     """
 
     def __init__(
@@ -99,15 +98,15 @@ class HalfBatch:
 
     @property
     def num_ends(self) -> int:
-        """How many episodes have ended so far, in both halves."""
+        """Number of episodes that have ended so far, in both halves."""
         return self._writer.num_ends
 
     def add_ends(self, columns: Any) -> Any:
-        """Room for ends of some of this half."""
+        """Return unwritten records for ends in this half."""
         return self._writer.add_ends(columns + self._columns.start)
 
     def receive(self, step: int) -> None:
-        """Wait for what came of the step before, if there was one."""
+        """Wait for the results of the step before, unless this is the first."""
         if not step:
             return
         self._stepper.receive(self._rows(step), step - 1, self)
@@ -117,7 +116,7 @@ class HalfBatch:
             self.carry = self._actor.with_rows(self.carry, initial, begun)
 
     def act(self, step: int) -> None:
-        """Act, and have the step begun."""
+        """Act, and begin the step."""
         self._progress.cell[0] = ACT
         self._progress.heartbeat[0] += 1
         seen = self.infos.seen[step] if self.infos.seen else {}

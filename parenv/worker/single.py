@@ -1,7 +1,7 @@
-"""The row loop of a worker with one sub-environment, in one piece.
+"""The row loop of a worker with one sub-environment, in one function.
 
-Such a worker mostly waits, with many others beside it, and after a wait nothing is in the processor's caches any more:
-each object on the way, a call or a row cut out beforehand, costs more then than what it does.
+Such a worker waits most of the time, and other workers use the processor meanwhile. After a wait the caches are empty,
+so each function call and each object costs more than its work. This loop therefore has few of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ACT = code("act")
 
 
 class StopCollectingError(Exception):
-    """The driver wants this worker to end."""
+    """The main process wants this worker to end."""
 
 
 def single_env(stepper: Stepper, actor: Actor, writer: RolloutWriter) -> EnvStepper | None:
-    """The stepper, if :func:`fill_rows` can do it: one sub-environment, one array in and one out, nothing beside."""
+    """Return the stepper if :func:`fill_rows` supports it: one sub-environment, single arrays, and no named infos."""
     if type(stepper) is not EnvStepper or stepper.num_envs > 1 or writer.infos:
         return None
     return stepper if stepper.writes_arrays and actor.plain_act is not None else None
@@ -36,21 +36,21 @@ def single_env(stepper: Stepper, actor: Actor, writer: RolloutWriter) -> EnvStep
 def fill_rows(
     stepper: EnvStepper, actor: Actor, carry: Any, writer: RolloutWriter, progress: StatusSlot, env_steps: int
 ) -> tuple[Any, float]:
-    """Fill a rollout that has been begun, as ``SingleAgentCollector`` does for any number of sub-environments.
+    """Fill a rollout, as ``SingleAgentCollector`` does for any number of sub-environments.
 
     Args:
-        stepper: of one sub-environment.
-        actor: chooses the actions.
-        carry: the policy's.
-        writer: where to.
-        progress: where to say what is going on.
-        env_steps: before this rollout.
+        stepper: Stepper of one sub-environment.
+        actor: Actor that chooses the actions.
+        carry: Carry of the policy.
+        writer: Writer of the rollout, already begun.
+        progress: Status slot of the worker.
+        env_steps: Number of env steps before this rollout.
 
     Returns:
-        The policy's carry, and seconds of acting.
+        Carry of the policy, and seconds of acting.
 
     Raises:
-        StopCollectingError: the driver wants this worker to end.
+        StopCollectingError: The main process wants this worker to end.
     """
     clock, array, acting = perf_counter, np.ndarray, 0.0
     cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing

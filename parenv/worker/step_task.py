@@ -1,4 +1,4 @@
-"""The task of a vector env's worker: steps for whoever rings, answers to calls."""
+"""The task of a vector env's worker: step on requests, and answer calls."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ SPACES = ("observation_space", "action_space")
 
 
 class StepTask:
-    """Steps sub-environments on a step buffer, and answers what it is asked.
+    """Steps sub-environments on a step buffer, and answers calls.
 
     Args:
-        job: what to make.
-        sender: which share of it.
-        progress: where to say what is going on.
-        output: where to say what does not go on the step buffer.
+        job: Job of all workers.
+        sender: Worker and generation.
+        progress: Status slot of the worker.
+        output: Receiver of data that does not fit into the step buffer.
 
     Attributes:
-        envs: the sub-environments.
-        spinning: of the job.
+        envs: The sub-environments.
+        spinning: Settings for polling, from the job.
     """
 
     def __init__(self, job: StepJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
@@ -59,7 +59,7 @@ class StepTask:
                 raise ConfigurationError(f"env_fns must make single environments, but one makes a {env}")
 
     def ready(self) -> StepReady:
-        """What the driver needs to know of the sub-environments."""
+        """Describe the sub-environments for the main process."""
         first, spaces = self.envs[0], self.spaces()
         described = {name: [list(map(describe, distinct)), which] for name, (distinct, which) in spaces.items()}
         sampling = {name: of for name in spaces if is_data(of := generators(getattr(first, name)))}
@@ -67,7 +67,7 @@ class StepTask:
         return StepReady(described, len(self.envs), metadata, first.render_mode, sampling)
 
     def spaces(self) -> dict[str, tuple[list[Any], list[int]]]:
-        """The different spaces of the sub-environments by name, and which of them each has."""
+        """Return the different spaces by name, and the index of the space of each sub-environment."""
         return {name: each_once([getattr(env, name) for env in self.envs]) for name in SPACES}
 
     def lay_out(self, layout: Rows, mapping: Any) -> StepTask:
@@ -78,7 +78,7 @@ class StepTask:
         return self
 
     def use(self, step_buffer: StepBuffer) -> None:
-        """Step on this step buffer."""
+        """Use this step buffer."""
         job, (worker, generation), env_ids = self._job, self._sender, self._env_ids
         own, numbers = slice(env_ids.start, env_ids.stop), kind_numbers(worker, len(job.shares))
         self._step_buffer = step_buffer
@@ -97,7 +97,7 @@ class StepTask:
         )
 
     def take(self, actions: Actions) -> None:
-        """Be told about the actions to come."""
+        """Store the dtypes of further actions, or actions that do not fit into the step buffer."""
         if actions.dtypes is not None:
             self._step_buffer.view_actions(actions.dtypes)
         if actions.values:
@@ -109,7 +109,7 @@ class StepTask:
         self._finish()
 
     def serve(self, most: int) -> int:
-        """Answer the next request of some; how many orders that took."""
+        """Serve the next request of some sub-environments; return the number of its orders."""
         served = self._batch.serve(most)
         self._finish()
         return served
@@ -118,20 +118,20 @@ class StepTask:
         """Answer a call.
 
         Raises:
-            FailedCallError: single environments raised; the others were asked all the same.
+            FailedCallError: Sub-environments raised exceptions. The others were called too.
         """
         batch, answers = self._batch, list[Any]()
         if method == "reset":
             batch.reset(columns, *arguments)
         elif method == "measure":
-            # One more sub-environment, which is thrown away: seconds per env step, resets included.
+            # The measurement makes another sub-environment, so that the episodes of these stay as they are.
             first = self._env_ids.start
             self._progress.begin("measuring a step", first)
             answers = [measured_step_s(self._job.factories, first)[0]]
         else:
             answers = self._each(columns, ENV_METHODS[method], arguments)
             batch.find_steps(columns)
-        self._say_side_data()
+        self._send_side_data()
         if method == "reset":
             batch.stamp()
         if errors := self._side.take_errors():
@@ -145,13 +145,13 @@ class StepTask:
                 stack.callback(env.close)
 
     def _finish(self) -> None:
-        """Say what does not lie on the step buffer, and only then that everything is answered."""
+        """Send the side data, and then mark the request as finished."""
         if self._side.has_data:
-            self._say_side_data()
+            self._send_side_data()
             self._output.report_error(self._side.take_errors())
         self._batch.stamp()
 
-    def _say_side_data(self) -> None:
+    def _send_side_data(self) -> None:
         """Send what does not fit into the step buffer, as plain data if it leaves this process."""
         kinds, infos, observations = self._side.take()
         if not (kinds or infos or observations):
@@ -163,7 +163,7 @@ class StepTask:
             self._output.say(SideData(kinds, infos, self._data_only(observations), left_out))
 
     def _data_only(self, said: list[Any]) -> list[Any]:
-        """Observations without what cannot leave a worker, which is an error of its sub-environment."""
+        """Replace observations that are not plain data by ``None``, and keep an error for each."""
         kept = []
         for env_id, values in said:
             try:
@@ -187,7 +187,7 @@ class StepTask:
 
 
 def _plain_infos(said: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Infos in their plain form, and what was left out of them for the first time."""
+    """Return infos in their plain form, and one description of each place that was left out."""
     infos: list[Any] = []
     found: dict[str, list[Any]] = {}
     for env_id, info in said:
