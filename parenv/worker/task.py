@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from parenv.envs.board_rows import EnvError
+from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message, Ready, StepReady

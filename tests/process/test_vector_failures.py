@@ -33,7 +33,7 @@ from parenv.errors import during
 from parenv.process import launcher
 from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward
-from parenv.vector import process_backend
+from parenv.vector import backend
 
 MODES = list(AutoresetMode)
 N = 6
@@ -597,7 +597,7 @@ def test_rows_are_flagged_after_a_replacement_that_raises_in_its_first_reset(tmp
 def test_the_driver_is_woken_by_a_worker_that_is_back(
     mode: AutoresetMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_backend, "MAX_WAIT_S", 3600.0)  # Nothing but a wake-up wakes it.
+    monkeypatch.setattr(backend, "MAX_WAIT_S", 3600.0)  # Nothing but a wake-up wakes it.
     patient = WorkerOptions(step_timeout_s=None, reset_timeout_s=None)
     envs = ParallelVectorEnv(
         some_faulty("step", kill_me, once=tmp_path / "done"),

@@ -17,7 +17,7 @@ from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.remote import step_buffer_transfer
 from parenv.remote.step_buffer_transfer import WorkerRows, row_plan
 from parenv.testing import LedgerEnv
-from parenv.vector import process_backend
+from parenv.vector import backend
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -62,7 +62,7 @@ def test_the_driver_puts_a_fence_between_the_numbers_and_the_rows(
         step_buffer = board_of(envs)
         finished.append(bool((step_buffer.finished == step_buffer.requested).all()))
 
-    monkeypatch.setattr(process_backend, "fence", look)
+    monkeypatch.setattr(backend, "fence", look)
     for _ in range(10):
         finished.clear()
         envs.step(ACTIONS)
