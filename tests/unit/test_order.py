@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parenv import ParallelVectorEnv
-from parenv.envs import batch
+from parenv.envs import step_buffer_stepper
 from parenv.memory import order
 from parenv.memory.maps import BoardMap
 from parenv.memory.spaces import Leaf
@@ -42,7 +42,7 @@ def test_a_worker_puts_a_fence_between_its_rows_and_their_numbers(
         step_buffer = board_of(envs)
         seen.append((step_buffer.observations[0].copy(), (step_buffer.finished < step_buffer.requested).all()))
 
-    monkeypatch.setattr(batch, "fence", look)
+    monkeypatch.setattr(step_buffer_stepper, "fence", look)
     after = envs.step(ACTIONS)[0]
     ((written, unfinished),) = seen
     assert unfinished
