@@ -108,8 +108,8 @@ class EnvStepper:
     def only(self) -> tuple[Any, ...]:
         """Return the parts of a loop over the steps of the only environment.
 
-        These are the step method, the code of a step, the action splitter, dtype and shape of an array that fits, the
-        writer of other observations, and the method that ends an episode.
+        These are the step method, the code of a step and the action splitter. Then follow dtype and shape of an array
+        that fits, the writer of other observations, and the method that ends an episode.
         """
         (step,), (step_code,) = self._steps, self._step_codes
         return step, step_code, self._split, self._dtype, self._shape, self._write, self._end

@@ -69,7 +69,7 @@ class VectorStepper:
 
     @property
     def resetting(self) -> Any:
-        """Whether the next step only resets a sub-environment, bool ``[B]``."""
+        """Flags of the sub-environments that only reset in the next step, bool ``[B]``."""
         return self._resets.pending
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:

@@ -1,4 +1,4 @@
-"""The ledger environment: every observation spells out where it comes from, so that a rollout can be audited."""
+"""An environment whose observations contain their origin, and an audit of its rollouts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MAX_RESTARTS, MAX_REPLACEMENTS = 200, 1000
 
 
 class LedgerEnv(gym.Env[Any, Any]):
-    """Observation ``[env_id, episode, step]`` as int64, and ``generation`` behind them; reward a hash of the three.
+    """An environment with the observation ``[env_id, episode, step]`` as int64 and a hash of it as reward.
 
-    Episodes end at lengths that differ by env_id and episode, in turn by termination and by truncation. The observation
-    buffer is one array that is reused and changed in place.
+    The lengths of episodes differ by env_id and episode. Episodes end by termination and by truncation in turn. The
+    environment reuses one observation array and changes it in place.
 
     Args:
-        env_id: what it calls itself.
-        max_length: the longest episode, in env steps.
-        pool_seed: the pool's ``seed``, for observations with the generation, which is found from the seed of a reset
-            and so proves that every restart and replacement has a seed of its own.
+        env_id: First number of every observation.
+        max_length: Length of the longest episode, in env steps.
+        pool_seed: Seed of the pool. With it, observations end with the generation, which follows from the seed of a
+            reset. That proves that every restart and replacement has another seed.
 
     >>> from parenv import AsyncWorkerPool, Stop
     >>> def zeros(observations):
@@ -56,7 +56,7 @@ class LedgerEnv(gym.Env[Any, Any]):
         return self._buffer, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take a step; the action does not matter."""
+        """Take a step. The action has no effect."""
         self._buffer[2] += 1
         env_id, episode, step = self._buffer[:3].tolist()
         ended = step >= episode_length(env_id, episode, self._max_length)
@@ -65,17 +65,17 @@ class LedgerEnv(gym.Env[Any, Any]):
 
 
 def episode_length(env_id: Any, episode: Any, max_length: int) -> Any:
-    """Env steps of an episode, 1 to ``max_length``."""
+    """Return the number of env steps of an episode, 1 to ``max_length``."""
     return 1 + (env_id * 5 + episode * 3) % max_length
 
 
 def ledger_reward(env_id: Any, episode: Any, step: Any) -> Any:
-    """The reward for arriving at this observation; exact in float32."""
+    """Return the reward of the step to this observation, which is exact in float32."""
     return float((env_id * 7919 + episode * 104729 + step * 1299709) % REWARD_MODULUS)
 
 
 def ledger_generation(pool_seed: int, env_id: int, seed: int) -> int:
-    """``1000 * restarts + replacements`` of the sub-environment that a pool gives this seed."""
+    """Return ``1000 * restarts + replacements`` of the sub-environment to which a pool gives this seed."""
     # Few of both come first: a search through all replacements of every restart would take seconds.
     for both in range(MAX_RESTARTS + MAX_REPLACEMENTS):
         for restarts in range(max(0, both - MAX_REPLACEMENTS + 1), min(both + 1, MAX_RESTARTS)):
@@ -88,7 +88,7 @@ _seed = functools.cache(environment_seed)
 
 
 class LedgerError(AssertionError):
-    """A rollout of ledger environments is not what they wrote."""
+    """A rollout differs from the steps of its ledger environments."""
 
 
 def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_length: int = 7) -> int:
