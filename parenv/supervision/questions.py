@@ -36,7 +36,7 @@ class Question:
     weights: tuple[int, int] = NO_WEIGHTS
     numbers: dict[int, int] = field(default_factory=dict)
     answers: dict[int, Any] = field(default_factory=dict)
-    errors: dict[int, list[Exception]] = field(default_factory=dict)
+    errors: dict[int, list[BaseException]] = field(default_factory=dict)
 
 
 class Questions:

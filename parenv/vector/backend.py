@@ -219,13 +219,10 @@ class Backend:
         """Call a method on workers; this process answers for its own share at once."""
         theirs = {worker: values for worker, values in arguments.items() if worker < len(self._shares)}
         question = self.questions.begin(method, theirs)
-        if self._caller is not None and (own := arguments.get(len(self._shares))) is not None:
-            calls = self.workers.calls
-            number = question.numbers[len(self._shares)] = calls.number()
-            answer, errors = self._caller.answer(method, *own)
-            for error in errors:
-                calls.fail(number, error)
-            calls.answer(number, answer)
+        caller = len(self._shares)
+        if self._caller is not None and (own := arguments.get(caller)) is not None:
+            theirs[caller], question.numbers[caller] = own, 0
+            question.answers[caller], question.errors[caller] = self._caller.answer(method, *own)
         return question
 
     def close(self, timeout_s: float) -> None:
