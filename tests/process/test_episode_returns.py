@@ -21,7 +21,7 @@ LIVES, LIFE = 3, 5
 STEP_S = 0.0005
 
 
-class EpisodeRunner(gym.Env[Any, Any]):
+class Game(gym.Env[Any, Any]):
     """Pays 2 a step, and ends after three lives of five steps each."""
 
     observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
@@ -57,11 +57,11 @@ def halved(reward: Any) -> Any:
 
 
 def runner() -> gym.Env[Any, Any]:
-    return TransformReward(RecordEpisodeStatistics(EpisodeRunner()), halved)
+    return TransformReward(RecordEpisodeStatistics(Game()), halved)
 
 
 def lives() -> gym.Env[Any, Any]:
-    return TransformReward(EpisodicLife(RecordEpisodeStatistics(EpisodeRunner())), halved)
+    return TransformReward(EpisodicLife(RecordEpisodeStatistics(Game())), halved)
 
 
 def zeros(observations: Any) -> Any:
@@ -69,7 +69,7 @@ def zeros(observations: Any) -> Any:
 
 
 def games(mode: AutoresetMode) -> Any:
-    vector_env = SyncVectorEnv([EpisodeRunner, EpisodeRunner], autoreset_mode=mode)
+    vector_env = SyncVectorEnv([Game, Game], autoreset_mode=mode)
     return TransformVectorReward(RecordVectorEpisodeStatistics(vector_env), halved)
 
 

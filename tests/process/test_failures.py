@@ -362,7 +362,7 @@ class Listed(Policy):
         (torch.nn.Linear(4, 2), "TorchPolicy"),
         (TorchPolicy(torch.nn.Linear(4, 2), "forward", ("actions", "value")), r"shape \(2, 2\)"),
         (lambda o: (zeros(o), {"v": zeros(o)}), "returned a tuple that is no array.*TorchPolicy"),
-        (Listed(), r"carry\['h'\] is a list of shape \(2,\).*in arrays or tensors"),
+        (Listed(), r"carry\['h'\] is a list of shape \(2,\).*Return arrays or tensors"),
     ],
 )
 def test_a_policy_that_does_not_fit_the_action_space_is_refused_at_the_start(

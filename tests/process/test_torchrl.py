@@ -156,7 +156,9 @@ def test_nested_observations_extras_and_infos_have_their_keys() -> None:
 def test_what_does_not_fit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with AsyncWorkerPool(Rich, Extras(action=1), num_workers=0, rollout_length=3) as pool:
         rollout = next(pool.rollouts())
-    with pytest.raises(ConfigurationError, match="the extra 'action' would be 'action', which is there already"):
+    with pytest.raises(
+        ConfigurationError, match="the extra 'action' cannot have the key 'action', which another field has"
+    ):
         rollout.to_tensordict()
     rollout.to_tensordict(names={"action": "action_before"})
 

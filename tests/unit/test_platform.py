@@ -17,7 +17,7 @@ except ImportError as error:
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_importing_it_on_another_platform_says_where_it_runs(platform: str) -> None:
-    words = f"parenv runs on Linux and not on {platform}, which lacks what its workers need"
+    words = f"parenv needs Linux, got {platform}: its workers use memfd, pidfd and eventfd"
     assert printed_by(SCRIPT, platform).startswith(words)
 
 

@@ -29,7 +29,7 @@ ACTED = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32), spaces.Text(2), spaces
 SETTINGS = settings(max_examples=60, derandomize=True)
 
 
-class PolicyRows:
+class Side:
     """A step buffer, and the rows of one worker of it."""
 
     def __init__(self, worker: int, fill: int) -> None:
@@ -67,7 +67,7 @@ class PolicyRows:
 
 @pytest.mark.parametrize("worker", range(len(SHARES)))
 def test_requests_of_a_worker_cross_and_nothing_else_does(worker: int) -> None:
-    driver, host = PolicyRows(worker, 1), PolicyRows(worker, 0)
+    driver, host = Side(worker, 1), Side(worker, 0)
     before = host.memory.copy()
     host.rows.write_requests(driver.rows.requests())
     for there, here in zip(host.requested(), driver.requested(), strict=True):
@@ -79,7 +79,7 @@ def test_requests_of_a_worker_cross_and_nothing_else_does(worker: int) -> None:
 @given(worker=st.integers(0, len(SHARES) - 1), data=st.data())
 @SETTINGS
 def test_rows_that_were_answered_cross_once_with_their_infos_and_no_others(worker: int, data: Any) -> None:
-    driver, host = PolicyRows(worker, 0), PolicyRows(worker, 0)
+    driver, host = Side(worker, 0), Side(worker, 0)
     number = kind_numbers(worker, len(SHARES))[3]
     host.rows.forget()
     driver.step_buffer.requested[driver.mine] = 9
@@ -110,7 +110,7 @@ def test_rows_that_were_answered_cross_once_with_their_infos_and_no_others(worke
 
 
 def test_the_same_number_is_news_after_another_process_has_begun() -> None:
-    host = PolicyRows(1, 0)
+    host = Side(1, 0)
     host.rows.forget()
     host.step_buffer.finished[host.mine] = 4
     assert [rows for rows, _ in host.rows.answers(1 << 20)] == [[0, 1, 2]]
@@ -129,7 +129,7 @@ ROWS = st.none() | st.integers() | st.lists(st.integers(-2, 4) | st.booleans() |
 def test_whatever_comes_is_written_into_the_workers_own_rows_or_refused(
     rows: Any, cut: int, flip: int, bit: int
 ) -> None:
-    driver, host = PolicyRows(1, 0), PolicyRows(1, 0)
+    driver, host = Side(1, 0), Side(1, 0)
     driver.step_buffer.requested[:] = 9
     host.rows.forget()
     host.step_buffer.finished[host.mine] = 9
@@ -152,7 +152,7 @@ def test_whatever_comes_is_written_into_the_workers_own_rows_or_refused(
 
 @pytest.mark.parametrize("name", ["terminated", "truncated", "observations"])
 def test_truth_values_are_0_or_1(name: str) -> None:
-    driver, host = PolicyRows(1, 0), PolicyRows(1, 0)
+    driver, host = Side(1, 0), Side(1, 0)
     driver.step_buffer.requested[:] = host.step_buffer.finished[:] = 9
     flags = getattr(host.step_buffer, name)
     flags = next(rows for rows in flags if rows is not None and rows.dtype == bool) if name == "observations" else flags
