@@ -1,1 +1,1 @@
-"""From spaces to bytes: what a rollout slot holds and where, and who holds which slot. Pure, but for ``shared``."""
+"""Layout of shared memory: spaces, rollout slots and their leases, step buffers. Only ``shared`` calls the system."""

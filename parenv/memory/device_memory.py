@@ -1,6 +1,6 @@
-"""Memory of a device that several processes use: the driver allocates it, workers open it by a handle of plain bytes.
+"""Device memory that several processes share.
 
-It is the driver's alone, so that a worker that is killed takes nothing with it.
+The main process allocates the memory and owns it, so it survives a killed worker. Workers open it by a handle of bytes.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from parenv.memory.layout import aligned
 _LAZY_PEER_ACCESS = 1
 _OUT_OF_MEMORY = 2
 _WHOLE_BYTES = 1 << 21
-"""CUDA puts smaller allocations into one block, and shares blocks."""
+"""CUDA shares whole blocks, and puts smaller allocations into a common block."""
 
 
 class DeviceMemory(Protocol):
-    """A block of memory of a device.
+    """A block of device memory.
 
     Attributes:
-        device: where it is, with an index.
-        handle: by which another process opens it.
+        device: Name of the device with its index.
+        handle: Handle by which another process opens the block.
     """
 
     device: str
     handle: bytes
 
     def __init__(self, device: str, nbytes: int, handle: bytes | None = None) -> None:
-        """Allocate so many bytes, or open what another process has allocated, however many."""
+        """Allocate this many bytes, or open a block of another process by its handle."""
 
     def tensor(self, offset: int, nbytes: int, keep: Any = None) -> Any:
-        """A part as a tensor of bytes. It holds ``keep`` for as long as there is a tensor over this part."""
+        """Return a part as a tensor of bytes. ``keep`` is held until the last tensor over this part is gone."""
 
     def finish(self) -> None:
-        """Wait until the device has done what this process has asked of it."""
+        """Wait until the device has finished all work of this process."""
 
     def close(self) -> None:
-        """Give it back with the last tensor over it."""
+        """Free the block when the last tensor over it is gone."""
 
 
 class CudaMemory:
-    """Of an NVIDIA GPU, through CUDA IPC.
+    """Memory of an NVIDIA GPU, shared through CUDA IPC.
 
-    It is not of torch's allocator, which counts what it shares in files that have names and stay when it is killed.
+    It does not come from torch's allocator. That counts shared blocks in named files, which remain after a kill.
     """
 
     def __init__(self, device: str, nbytes: int, handle: bytes | None = None) -> None:
@@ -58,20 +58,20 @@ class CudaMemory:
         self.handle = handle or self._block.exported()
 
     def tensor(self, offset: int, nbytes: int, keep: Any = None) -> Any:
-        """A part as a tensor of bytes."""
+        """Return a part as a tensor of bytes."""
         import torch
 
         assert self._block is not None
         return torch.as_tensor(_Part(self._block, offset, nbytes, keep), device=self.device)
 
     def finish(self) -> None:
-        """Wait until the device has done what this process has asked of it."""
+        """Wait until the device has finished all work of this process."""
         import torch
 
         torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Give it back with the last tensor over it."""
+        """Free the block when the last tensor over it is gone."""
         self._block = None
 
 
@@ -80,7 +80,7 @@ class _Handle(ctypes.Structure):
 
 
 class _Block:
-    """What CUDA has allocated or opened; given back when it is garbage."""
+    """A block that CUDA has allocated or opened. It is freed when this object is garbage."""
 
     def __init__(self, index: int, nbytes: int, handle: bytes | None) -> None:
         pointer = ctypes.c_uint64()
@@ -95,14 +95,14 @@ class _Block:
         self.index, self.address = index, int(pointer.value)
 
     def exported(self) -> bytes:
-        """Its handle."""
+        """Return the handle of this block."""
         handle = _Handle()
         _ask(self.index, "cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
         return bytes(handle)
 
 
 class _Part:
-    """What torch makes a tensor of, and lets go with the last tensor over it."""
+    """Object from which torch makes a tensor. The last tensor over it drops it."""
 
     def __init__(self, block: _Block, offset: int, nbytes: int, keep: Any) -> None:
         self._holds = block, keep
@@ -116,16 +116,16 @@ class _Part:
 
 
 def _ask(index: int, function: str, *arguments: Any) -> None:
-    """Call a function of CUDA's driver in the context that torch has for a GPU.
+    """Call a function of the CUDA driver in torch's context of a GPU.
 
     Raises:
-        ConfigurationError: it refuses.
+        ConfigurationError: The function fails.
     """
     import torch
 
     library = ctypes.CDLL("libcuda.so.1")
     with torch.cuda.device(index):
-        torch.cuda.synchronize()  # Which makes that context this thread's.
+        torch.cuda.synchronize()  # This makes the context current in this thread.
         code = getattr(library, function)(*arguments)
     if not code:
         return
@@ -137,33 +137,32 @@ def _ask(index: int, function: str, *arguments: Any) -> None:
         else "memory of this GPU cannot be shared between processes here; rollout_device=None does without"
     )
     reason = (text.value or b"").decode()
-    raise ConfigurationError(f"rollouts cannot lie on cuda:{index}: {function} said {code} ({reason}): {hint}")
+    raise ConfigurationError(f"rollouts cannot be stored on cuda:{index}: {function} gave {code} ({reason}): {hint}")
 
 
 KINDS: dict[str, type[DeviceMemory]] = {"cuda": CudaMemory}
-"""By type of device, its memory."""
+"""Memory class of each device type."""
 
 _allocated: weakref.WeakValueDictionary[bytes, DeviceMemory] = weakref.WeakValueDictionary()
 
 
 def check_memory(device: str) -> None:
-    """Refuse a device whose memory processes cannot share.
+    """Check that processes can share memory of a device.
 
     Raises:
-        ConfigurationError: it is one.
+        ConfigurationError: They cannot.
     """
     if device.partition(":")[0] not in KINDS:
         raise ConfigurationError(
-            f"WorkerOptions.rollout_device={device!r}, but rollouts lie in shared memory of the host (None) or on a "
-            f"device of these: {', '.join(KINDS)}"
+            f"WorkerOptions.rollout_device must be None (shared memory) or one of {', '.join(KINDS)}, got {device!r}"
         )
 
 
 def allocated(device: str, nbytes: int) -> DeviceMemory:
-    """New memory of a device.
+    """Allocate device memory.
 
     Raises:
-        ConfigurationError: there is not that much, or it cannot be shared.
+        ConfigurationError: Not enough memory is free, or it cannot be shared.
     """
     memory = _kind(device)(device, nbytes)
     _allocated[memory.handle] = memory
@@ -171,7 +170,7 @@ def allocated(device: str, nbytes: int) -> DeviceMemory:
 
 
 def opened(device: str, handle: bytes) -> DeviceMemory:
-    """What the driver has allocated; no device opens a second time what this very process has allocated."""
+    """Open a block of the main process. CUDA does not open a block of the same process, so that is looked up."""
     return _allocated.get(handle) or _kind(device)(device, 0, handle)
 
 

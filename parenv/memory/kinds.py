@@ -1,6 +1,6 @@
-"""The shapes of infos: how one is named, and which there can be.
+"""Kinds of infos: the structure and the dtypes of an info, without its values.
 
-A kind is nested tuples, and so plain data: ``("dict", ((key, kind), ...))``, ``("tuple", (kind, ...))``,
+A kind is plain data, of nested tuples: ``("dict", ((key, kind), ...))``, ``("tuple", (kind, ...))``,
 ``("array", dtype, shape)``, or the name of a scalar: ``"int"``, ``"float"``, ``"bool"``, ``"none"`` for Python's own,
 a dtype such as ``"<f4"`` for numpy's.
 """
@@ -29,7 +29,7 @@ _SCALARS: dict[type, str] = {int: "int", float: "float", bool: "bool", type(None
 _SCALARS.update((np.dtype(name).type, name) for name in FORMATS if name[0] in "<|")
 DTYPES = {"int": "<i8", "float": "<f8", "bool": "?", "none": "?"}
 OBJECTS = {"none", "|b1"}
-"""Scalars for which Gymnasium makes arrays of objects."""
+"""Scalars that Gymnasium puts into arrays of objects."""
 _ARRAY_DTYPES = {
     np.dtype(code).newbyteorder(order).str  # type: ignore[arg-type,unused-ignore]
     for code in "?" + np.typecodes["AllInteger"] + "efdg"
@@ -38,19 +38,19 @@ _ARRAY_DTYPES = {
 
 
 class DoesNotFitError(Exception):
-    """Something is of no kind, and has to travel by message."""
+    """A value has no kind, and must be sent by message."""
 
 
 def kind_of(value: Any, values: list[Any], in_observation: bool = False) -> Kind:
-    """The kind of an info, or of a part of one.
+    """Return the kind of an info, or of a part of an info.
 
     Args:
-        value: the info.
-        values: what is to be packed is added here.
-        in_observation: whether it is part of an observation, where tuples are told from other values.
+        value: The info.
+        values: List to which the values to pack are appended.
+        in_observation: Whether the value is part of an observation, which may contain tuples. Default: no.
 
     Raises:
-        DoesNotFitError: there is something in it that has no kind.
+        DoesNotFitError: A part has no kind.
     """
     scalar = _SCALARS.get(type(value))
     if scalar is not None:
@@ -73,7 +73,7 @@ def kind_of(value: Any, values: list[Any], in_observation: bool = False) -> Kind
 
 
 def format_of(kind: Kind) -> str:
-    """How the values of a kind are packed, for :mod:`struct`."""
+    """Return the format of :mod:`struct` for the values of a kind."""
     if isinstance(kind, str):
         return FORMATS[kind]
     if kind[0] == "array":
@@ -83,17 +83,17 @@ def format_of(kind: Kind) -> str:
 
 
 def array_bytes(kind: Kind) -> int:
-    """What an array of this kind takes."""
+    """Return the number of bytes of an array of this kind."""
     return int(np.dtype(kind[1]).itemsize * math.prod(kind[2]))
 
 
 def parts_of(kind: Kind) -> list[Kind]:
-    """The kinds in a dict or tuple."""
+    """Return the kinds of the parts of a dict or tuple."""
     return [part for _, part in kind[1]] if kind[0] == "dict" else list(kind[1])
 
 
 def kind_numbers(worker: int, num_workers: int) -> range:
-    """The numbers that a worker gives to its kinds, different from all other workers' numbers.
+    """Return the numbers for the kinds of a worker, which differ from those of all other workers.
 
     >>> list(kind_numbers(1, 2))[:3]
     [2, 4, 6]
@@ -102,11 +102,11 @@ def kind_numbers(worker: int, num_workers: int) -> range:
 
 
 def is_kind(kind: Any, info_bytes: int) -> bool:
-    """Whether this is the kind of an info that fits, where anybody may have sent it.
+    """Return whether plain data from a host is a kind, and its infos fit.
 
     Args:
-        kind: plain data.
-        info_bytes: room for one info.
+        kind: Plain data.
+        info_bytes: Number of bytes for one info.
 
     >>> is_kind(("dict", (("a", "<f4"), ("b", ("array", "<i8", (2,))))), 32), is_kind(("dict", (("a", "O"),)), 32)
     (True, False)
@@ -132,6 +132,6 @@ def _is_kind(kind: Any, info_bytes: int, in_observation: bool, depth: int) -> bo
 
 
 def is_shape(shape: tuple[Any, ...]) -> bool:
-    """Whether numpy can make arrays of this shape; of one without items as well."""
+    """Return whether numpy can make arrays of this shape, also without items."""
     sizes = len(shape) <= MAX_DIMENSIONS and all(type(size) is int and size >= 0 for size in shape)
     return sizes and math.prod(max(size, 1) for size in shape) <= MAX_ITEMS

@@ -1,4 +1,4 @@
-"""What stands in the driver for a space that only its worker knows."""
+"""Placeholder in the main process for a custom space of a worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gymnasium import Space
 
 
 class OpaqueSpace(Space[Any]):
-    """Stands in the driver for a custom space of which only the text is known.
+    """A custom space of a worker, of which the main process knows only the text.
 
     Args:
         text: ``repr`` of the space in the worker.
@@ -25,14 +25,14 @@ class OpaqueSpace(Space[Any]):
         return isinstance(other, OpaqueSpace) and self.text == other.text
 
     def contains(self, x: Any) -> bool:
-        """Every value: nothing is known about the space."""
+        """Return ``True`` for every value, because the space is not known."""
         return True
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        """Nothing.
+        """Refuse to sample.
 
         Raises:
-            NotImplementedError: always.
+            NotImplementedError: Always.
         """
         raise NotImplementedError(
             f"{self.text} is a custom space, which cannot be sampled here, because nothing that a worker sends is "

@@ -1,12 +1,11 @@
-"""In which order other processes see what this one writes to shared memory.
+"""Memory fences: the order in which other processes see writes to shared memory.
 
-The rule, wherever a number in shared memory says that something else there has been written: whoever writes it
-puts a :func:`fence` between the thing and its number, whoever reads it puts one between the number and the thing.
+A number in shared memory may mean that other data there is complete. The writer puts a :func:`fence` between the data
+and its number. The reader puts a fence between the number and the data.
 
-x86 keeps such an order by itself; processors such as ARM's do not. It bites where a number is believed without a word
-from the one that wrote it: the wake-up of worker A wakes the driver, which finds that B, whose own ring is still to
-come, has finished too, and without fences would read B's observation of the step before. Where the writer's message or
-wake-up is awaited, nothing is needed: both go through the kernel, and the order comes with them.
+x86 keeps this order by itself, and ARM does not. An example without fences: worker A wakes the main process, which
+reads that worker B has finished too. The main process could then read B's observation of the previous step. No fence is
+needed if the reader waits for a message or a wake-up of the writer, because those go through the kernel.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from _thread import allocate_lock
 
 
 def fence() -> None:
-    """Have what this process has read and written so far come before what it reads and writes from now on."""
+    """Complete all reads and writes of this process before the next ones."""
 
 
 def full_fence() -> None:
-    """The same on every processor, also between what is written before and what is read behind it.
+    """Do the same on every processor, also between an earlier write and a later read.
 
-    Nothing but a lock does that from Python. What comes before a release stays before it, what comes behind an acquire
-    stays behind it, and an acquire does not overtake the release before it. The lock is a new one, so that nobody has
-    to wait for it.
+    Python has only locks for this. Operations before a release stay before it, operations after an acquire stay after
+    it, and an acquire does not overtake an earlier release. The lock is new, so no thread waits for it.
     """
     lock = allocate_lock()
     lock.acquire()

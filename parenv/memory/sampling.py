@@ -13,9 +13,9 @@ from parenv.errors import ProtocolError
 
 
 def generators(space: Space[Any]) -> list[Any]:
-    """Copies of the generators of a space and of all spaces that it is made of, ``None`` where there is none yet.
+    """Return copies of the random generators of a space and of all its parts, or ``None`` for a part without one.
 
-    In the place of one that another space has already, stands the number of the first that has it.
+    A generator that an earlier part shares is replaced by the number of that part.
     """
     found = [getattr(one, "_np_random", None) for one in _all(space)]
     first = {id(generator): i for i, generator in reversed(list(enumerate(found)))}

@@ -9,7 +9,7 @@ import weakref
 
 
 class SharedMemory:
-    """A file in memory that has a descriptor but no name, so that there is nothing to leak or to guess.
+    """A file in memory with a descriptor and without a name, so no file can be left behind or guessed.
 
     Args:
         size: bytes to begin with.
@@ -24,7 +24,7 @@ class SharedMemory:
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """Return the size in bytes."""
         return os.fstat(self.fd).st_size
 
     def grow(self, size: int) -> None:
@@ -45,7 +45,7 @@ class SharedMemory:
             raise MemoryError(f"cannot reserve {nbytes / 1e6:.0f} MB of shared memory: {error}") from error
 
     def map(self) -> mmap.mmap:
-        """Map all of it. The mapping stays valid after :meth:`close`, for as long as somebody holds it."""
+        """Map all of it. The mapping stays valid after :meth:`close`, until its last reference is gone."""
         return mmap.mmap(self.fd, self.size)
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class Leaf:
 
     @cached_property
     def integral(self) -> bool:
-        """Whether one value is a single integer, given to environments as an ``int``."""
+        """Return whether one value is a single integer, which environments get as an ``int``."""
         return self.shape == () and self.dtype is not None and np.dtype(self.dtype).kind in "iu"
 
     @property
@@ -99,7 +99,7 @@ def each_once(spaces: Iterable[Space[Any]]) -> tuple[list[Space[Any]], list[int]
 
 
 def is_single(of: Sequence[Leaf]) -> bool:
-    """Whether the leaves are those of a space that is one array and nothing else."""
+    """Return whether the space of these leaves is a single array."""
     return len(of) == 1 and not of[0].path and of[0].dtype is not None
 
 
@@ -194,7 +194,7 @@ def rebuild(description: Any) -> Space[Any]:
 
 
 def alike(one: Space[Any], other: Space[Any]) -> bool:
-    """Whether two spaces are the same, as far as they can be described; of custom spaces, only where they are."""
+    """Return whether two spaces have the same description. All custom spaces count as equal."""
     first, second = (rebuild(_without_text(describe(space))) for space in (one, other))
     return bool(first == second)
 
@@ -208,10 +208,10 @@ def _without_text(description: Any) -> Any:
 
 
 def cost(description: Any) -> int:
-    """What the space of a description takes at most, in bytes.
+    """Return the maximum number of bytes of the space of a description.
 
     Raises:
-        Exception: of any kind, where it is no description made by :func:`describe`.
+        Exception: The description was not made by :func:`describe`.
     """
     kind, *rest = description
     return _BYTES_PER_SPACE + int(_COST[kind](*rest))

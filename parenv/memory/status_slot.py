@@ -1,4 +1,4 @@
-"""What every worker is doing, readable at any time: one status slot per worker at the head of the shared memory."""
+"""Status slots: the current activity of each worker, at the head of the shared memory."""
 
 from __future__ import annotations
 
@@ -29,51 +29,52 @@ DOING = (
     "learn",
     "fitness",
 )
-"""What a worker can be doing; :func:`parenv.errors.during` has the words for error messages."""
+"""Activities of workers. :func:`parenv.errors.during` has the words for error messages."""
 _DOING_BITS = 8
 STATUS_SLOT_BYTES = 32
-"""What is used of a status slot wherever the worker is; behind it lies what only this machine counts."""
+"""Bytes of a status slot that hosts transfer too. The bytes after them are for this machine only."""
 
 
 def header_bytes(num_workers: int) -> int:
-    """Bytes before the weights: a cache line for the pool, and one per worker."""
+    """Return the number of bytes before the weights: a cache line for the pool, and one per worker."""
     return aligned(ALIGNMENT * (1 + num_workers), 4096)
 
 
 def code(doing: str, env_id: int = -1) -> int:
-    """What a worker is doing, and in which sub-environment, as the one number that lies in its status slot."""
+    """Encode an activity in a sub-environment as one number."""
     return DOING.index(doing) + ((env_id + 1) << _DOING_BITS)
 
 
 def status_slot(buffer: Any, worker: int) -> memoryview:
-    """The status slot of one worker, as bytes."""
+    """Return the status slot of one worker, as bytes."""
     begin = ALIGNMENT * (1 + worker)
     return memoryview(buffer)[begin : begin + STATUS_SLOT_BYTES]
 
 
 def status_slots(buffer: Any, num_workers: int) -> Any:
-    """Those of all workers, int64 ``[num_workers, 4]``: the numbers of :class:`StatusSlot`."""
+    """Return the numbers of all status slots, int64 ``[num_workers, 4]``, see :class:`StatusSlot`."""
     return np.ndarray((num_workers, 4), "<i8", buffer, ALIGNMENT, (ALIGNMENT, 8))
 
 
 class StatusSlot:
-    """One worker's status slot.
+    """The status slot of one worker.
 
     Args:
-        buffer: the shared memory.
-        worker: index of the worker.
+        buffer: Shared memory.
+        worker: Index of the worker.
 
     Attributes:
-        heartbeat: one int64: counts rows of rollouts and other things begun; with ``cell``, a sign of life.
-        said: one int64: messages that the worker has sent; written behind them, before the driver is woken.
-        has_infos: one int64: whether there is an info among its last answers on the step buffer.
-        cell: one int64 with the :func:`code` of now; loops that cannot afford a call store to it directly.
-        spun_ns: one int64: nanoseconds that the worker has looked for work before sleeping.
-        closing: one bool, shared by all workers: whether the driver wants everybody to end.
+        heartbeat: One int64: number of rows and other activities begun. With ``cell`` it shows that the worker lives.
+        said: One int64: number of messages that the worker has sent. It is written after a message and before the main
+            process is notified.
+        has_infos: One int64: whether the last answers in the step buffer contain an info.
+        cell: One int64: :func:`code` of the current activity. Hot loops write it directly.
+        spun_ns: One int64: nanoseconds that the worker has spun before it slept.
+        closing: One bool, shared by all workers: whether all workers must end.
     """
 
     def __init__(self, buffer: Any, worker: int) -> None:
-        # Memoryviews, because loops touch them at every step: a numpy scalar takes four times as long to add one to.
+        # Loops use these memoryviews at every step. Adding to a numpy scalar takes four times as long.
         self.closing = memoryview(buffer)[:1].cast("?")
         mine = status_slot(buffer, worker).cast("q")
         self.cell, self.said, self.has_infos, self.heartbeat = (mine[i : i + 1] for i in range(4))
@@ -81,26 +82,26 @@ class StatusSlot:
         self.spun_ns = memoryview(buffer)[behind : behind + 8].cast("q")
 
     def begin(self, doing: str, env_id: int = -1) -> None:
-        """Say what comes now, one of :data:`DOING`."""
+        """Set the current activity, one of :data:`DOING`."""
         self.cell[0] = code(doing, env_id)
         self.heartbeat[0] += 1
 
     @property
     def doing(self) -> str:
-        """One of :data:`DOING`."""
+        """Return the current activity, one of :data:`DOING`."""
         number = self.cell[0] & ((1 << _DOING_BITS) - 1)
         return DOING[number] if number < len(DOING) else "something that overwrote shared memory"
 
     @property
     def env_id(self) -> int:
-        """The sub-environment at work, or -1."""
+        """Return the env_id of the current activity, or -1."""
         return (self.cell[0] >> _DOING_BITS) - 1
 
     @property
     def liveness_token(self) -> tuple[int, int]:
-        """What changes with whatever the worker begins."""
+        """Return numbers that change with every activity that the worker begins."""
         return self.cell[0], self.heartbeat[0]
 
     def describe(self) -> str:
-        """What the worker is doing, in words for an error message."""
+        """Describe the current activity for an error message."""
         return self.doing if self.env_id < 0 else f"{self.doing} of env_id {self.env_id}"

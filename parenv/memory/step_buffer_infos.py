@@ -43,7 +43,7 @@ class Announced(dict[int, Any]):
         self._what = what
 
     def __missing__(self, number: int) -> Any:
-        raise ProtocolError(f"a worker refers to {self._what} that it has not sent: {number}")
+        raise ProtocolError(f"a worker has not sent {self._what} number {number}")
 
 
 class InfoWriter:

@@ -1,4 +1,4 @@
-"""Where a policy's module lives, and where else it could."""
+"""Devices of a policy's module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parenv.policy.snapshots import module_of, tensors_of
 
 
 def accelerator(policy: Any) -> str | None:
-    """The type of device, ``"cuda"`` or ``"mps"``, that torch finds for a policy's module beside the CPU."""
+    """Return the device type that torch finds for a policy's module, ``"cuda"`` or ``"mps"``, or ``None``."""
     if module_of(policy) is None:
         return None
     import torch
@@ -22,14 +22,14 @@ def accelerator(policy: Any) -> str | None:
 
 
 def check_devices(devices: Iterable[str], option: str = "device") -> None:
-    """Refuse devices that torch does not find on this machine.
+    """Check that torch finds these devices on this machine.
 
     Args:
-        devices: their names.
-        option: of the workers, by which the user has named them.
+        devices: Names of the devices.
+        option: Worker option with these names, for messages. Default: ``device``.
 
     Raises:
-        ConfigurationError: there is none, or it is no name of a device.
+        ConfigurationError: A device is missing, or its name is not valid.
     """
     for device in devices:
         if device == "cpu":
@@ -39,7 +39,9 @@ def check_devices(devices: Iterable[str], option: str = "device") -> None:
         try:
             wanted = torch.device(device)
         except (RuntimeError, TypeError) as error:
-            raise ConfigurationError(f"WorkerOptions.{option}={device!r} is no torch device: {error}") from None
+            raise ConfigurationError(
+                f"WorkerOptions.{option} must name torch devices, got {device!r}: {error}"
+            ) from None
         there: dict[str, int] = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
         if (wanted.index or 0) >= (count := there.get(wanted.type, 1 << 30)):
             raise ConfigurationError(

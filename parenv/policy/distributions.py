@@ -1,4 +1,4 @@
-"""What torch checks of each distribution."""
+"""Argument checks of ``torch.distributions``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def unchecked_distributions() -> Iterator[None]:
-    """Without the checks of ``torch.distributions``, which branch on values and take their time."""
+    """Disable the argument checks of ``torch.distributions``, which branch on values and take time."""
     from torch.distributions import Distribution
 
     before = Distribution._validate_args

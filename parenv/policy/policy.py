@@ -199,7 +199,7 @@ class TorchPolicy(Policy):
         return getattr(self.module, self.method)(observations, **{name: actions})[at]
 
     def initial_carry(self, batch: int) -> Any:
-        """From the argument, from the module, or ``None``."""
+        """Return the carry from the argument of that name, or from the module, or ``None``."""
         function = self._initial_carry or getattr(self.module, "initial_carry", None)
         return function(batch) if function is not None else None
 
@@ -228,7 +228,7 @@ def as_policy(policy: Any) -> Policy:
 
 
 def is_module(value: Any) -> bool:
-    """Whether it is a ``torch.nn.Module``, without importing torch to find out."""
+    """Return whether a value is a ``torch.nn.Module``, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 

@@ -1,7 +1,7 @@
-"""How new versions of a policy reach the workers' copies.
+"""Transfer of policy versions to the workers.
 
-A torch module's parameters and buffers lie one after the other in one flat block: the driver writes a block of
-shared memory, a worker copies it in one go behind its own module. A policy without a module travels pickled.
+All parameters and buffers of a torch module form one flat block. The main process writes a block into shared memory. A
+worker copies it at once into the memory of its own module. A policy without a module is pickled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parenv.policy.policy import is_module
 
 @dataclass(frozen=True)
 class FlatTensor:
-    """Where one parameter or buffer lies in the flat block."""
+    """The place of one parameter or buffer in the flat block."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,33 +27,31 @@ class FlatTensor:
 
 
 def module_of(policy: Any) -> Any:
-    """The torch module whose tensors are what changes between versions, or ``None``."""
+    """Return the torch module whose tensors change between versions, or ``None``."""
     return policy if is_module(policy) else getattr(policy, "module", None)
 
 
 def modules_of(policies: Mapping[str, Any]) -> dict[str, Any]:
-    """By name of a policy, its module; those without are left out."""
+    """Return the modules by name of their policy, without the policies that have none."""
     modules = {name: module_of(policy) for name, policy in policies.items()}
     return {name: module for name, module in modules.items() if module is not None}
 
 
 def tensors_of(module: Any) -> dict[str, Any]:
-    """All parameters and buffers of a module by name, each once."""
+    """Return all parameters and buffers of a module by name, each once."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
-    """Lay out all parameters and buffers of a module, each once; the layout and the size of the block in bytes.
+    """Lay out all parameters and buffers of a module; return the layout and the size of the block in bytes.
 
     Raises:
-        ConfigurationError: a tensor without a plain dense memory.
+        ConfigurationError: A tensor is not dense.
     """
     placed, offset = [], 0
     for name, tensor in tensors_of(module).items():
         if tensor.is_sparse or tensor.is_quantized or tensor.is_meta:
-            raise ConfigurationError(
-                f"the tensor {name!r} of the policy is not dense, and cannot be published: make it dense"
-            )
+            raise ConfigurationError(f"the tensor {name!r} of the policy must be dense to be published. Make it dense")
         nbytes = tensor.numel() * tensor.element_size()
         placed.append(FlatTensor(name, tuple(tensor.shape), tensor.dtype, offset, nbytes))
         offset = aligned(offset + nbytes)
@@ -61,7 +59,7 @@ def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
 
 
 def float32_parts(module: Any) -> tuple[tuple[int, int], ...]:
-    """``(begin, stop)`` of the parts of the flat block that hold nothing but float32, in order."""
+    """Return ``(begin, stop)`` of the parts of the flat block that hold only float32, in order."""
     import torch
 
     parts: list[tuple[int, int]] = []
@@ -74,7 +72,7 @@ def float32_parts(module: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _flat(memory: Any, offset: int, nbytes: int) -> Any:
-    """Bytes of a memory as a tensor over it; torch makes none over nothing."""
+    """Return a tensor over bytes of a memory. ``torch.frombuffer`` refuses zero bytes."""
     import torch
 
     kind: Any = torch.uint8
@@ -86,13 +84,13 @@ def _views(flat: Any, layout: Sequence[FlatTensor]) -> list[Any]:
 
 
 class WeightsWriter:
-    """The driver's side: writes versions into places in shared memory.
+    """Writes versions into places in shared memory, in the main process.
 
     Args:
-        module: the module whose tensors will be published; gives names, shapes and dtypes.
-        memory: buffer that holds ``places`` blocks from ``offset`` on.
-        offset: where the first block begins, in bytes.
-        places: how many versions can lie there at once.
+        module: Module with the names, shapes and dtypes of the tensors.
+        memory: Shared memory.
+        offset: Begin of the first block in bytes.
+        places: Number of blocks, each for one version.
     """
 
     def __init__(self, module: Any, memory: Any, offset: int, places: int) -> None:
@@ -107,20 +105,20 @@ class WeightsWriter:
         self._places = [_views(_flat(memory, offset + i * nbytes, nbytes), self._layout) for i in range(places)]
 
     def block(self, place: int) -> memoryview:
-        """The bytes of the version at a place."""
+        """Return the bytes of the version at a place."""
         return self._blocks[place]
 
     def write(self, source: Any, place: int, previous: int | None) -> None:
-        """Copy a module's tensors, or a state dict's, to a place.
+        """Copy the tensors of a module or a state dict to a place.
 
         Args:
-            source: a module like the one given at first, or its state dict. Buffers that are not in a state dict keep
-                their values of the place ``previous``.
-            place: where to.
-            previous: the place of the version before, or ``None``.
+            source: Module like the first one, or its state dict. A buffer that a state dict lacks keeps its value from
+                the place ``previous``.
+            place: Place to write.
+            previous: Place of the previous version, or ``None``.
 
         Raises:
-            ConfigurationError: names, shapes or dtypes differ from those of the first module.
+            ConfigurationError: Names, shapes or dtypes differ from the first module.
         """
         import torch
 
@@ -133,7 +131,7 @@ class WeightsWriter:
                 torch._foreach_copy_(views, tensors)
 
     def state_dict(self, place: int) -> dict[str, Any]:
-        """What lies in a place, in copies: what ``load_state_dict`` of such a module takes."""
+        """Return a copy of a place, as a state dict of the module."""
         views = dict(zip(self._names, self._places[place], strict=True))
         return {key: views[name].clone() for key, name in self._names_in_state_dict.items()}
 
@@ -157,13 +155,13 @@ class WeightsWriter:
 
 
 class WeightsReader:
-    """A worker's side: puts one flat block behind a module and fills it from shared memory.
+    """Loads versions into a module of a worker, whose tensors become views of one flat block.
 
     Args:
-        module: the worker's copy of the module; its tensors become views of the block.
-        memory: the shared memory.
-        offset: where the first version lies, in bytes.
-        device: where the module is.
+        module: The worker's copy of the module.
+        memory: Shared memory.
+        offset: Begin of the first version in bytes.
+        device: Device of the module.
     """
 
     def __init__(self, module: Any, memory: Any, offset: int, device: str) -> None:
@@ -178,20 +176,20 @@ class WeightsReader:
                 tensor.data = view
 
     def load(self, place: int) -> None:
-        """Copy the version at a place behind the module."""
+        """Copy the version at a place into the module."""
         self._flat.copy_(_flat(self._memory, self._offset + place * self._nbytes, self._nbytes))
 
 
 class SharedWeights:
-    """A worker's side of a version that stays: the module's parameters are those in shared memory, and no copy.
+    """Loads a frozen version without a copy: the module's parameters are views of shared memory.
 
-    Its buffers are copies, since a module may write to them while it acts. On another device than the CPU all are.
+    Buffers are copied, because a module may write to them while it acts. On other devices everything is copied.
 
     Args:
-        module: the worker's copy of the module.
-        memory: the shared memory.
-        offset: where the first version lies, in bytes.
-        device: where the module acts.
+        module: The worker's copy of the module.
+        memory: Shared memory.
+        offset: Begin of the first version in bytes.
+        device: Device of the module.
     """
 
     def __init__(self, module: Any, memory: Any, offset: int, device: str) -> None:
@@ -199,7 +197,7 @@ class SharedWeights:
         self._layout, self._nbytes = flat_layout(module)
 
     def load(self, place: int) -> None:
-        """Have the module be the version at a place, which must stay there."""
+        """Use the version at a place, which must stay there."""
         flat = _flat(self._memory, self._offset + place * self._nbytes, self._nbytes)
         parameters = dict(self._module.named_parameters())
         for (name, tensor), view in zip(tensors_of(self._module).items(), _views(flat, self._layout), strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from parenv.memory.load_board import LoadBoard
+from parenv.memory.load_requests import LoadRequests
 from parenv.placement.local import LocalPlacement
 from parenv.pool.versions import Version
 from parenv.process.wake_up import WakeUp
@@ -26,7 +26,7 @@ class Synchronization:
     """
 
     def __init__(self, buffer: Any, num_workers: int, placement: LocalPlacement) -> None:
-        self._requests, self._placement = LoadBoard(buffer, num_workers), placement
+        self._requests, self._placement = LoadRequests(buffer, num_workers), placement
         self._answers, self._wake_ups = WakeUp(), (WakeUp(), WakeUp())
         os.set_blocking(self._answers.fileno(), False)
         self._intact = True

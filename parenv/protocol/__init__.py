@@ -1,5 +1,5 @@
-"""What driver and worker say to each other: messages, when they may be said, and how they become frames.
+"""Messages between the main process and workers, their order, and their encoding as frames.
 
-No I/O happens here. ``messages`` defines the words, ``conversation`` who may say what when, ``data`` the values
-that may leave a worker, ``frames`` the bytes.
+This package does no I/O. ``messages`` defines the messages and ``conversation`` their allowed order. ``data`` encodes
+values, and ``frames`` encodes messages.
 """

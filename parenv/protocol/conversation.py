@@ -1,4 +1,4 @@
-"""Where the conversation with a worker stands: who may say what when, checked on both sides of the wire."""
+"""State of the conversation with a worker: the messages that each side may send now. Both sides check it."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def pack(value: Any, views: bool = False) -> tuple[bytes, list[Buffer]]:
 
 
 def is_data(value: Any, most_bytes: float = math.inf) -> bool:
-    """Whether a value can travel, in no more bytes than these."""
+    """Return whether a value can be encoded in at most this many bytes."""
     try:
         text, buffers = pack(value)
     except NotDataError:
@@ -253,7 +253,7 @@ def _space(description: Any, buffers: _Buffers) -> Space[Any]:
 
 
 def _spec(values: list[Any]) -> EnvSpec:
-    """What it makes is what this process has registered under that id, never what the other side names."""
+    """Rebuild the spec of an environment id. Its entry points come from this process's registry only."""
     *said, kwargs = values
     known = gym.registry.get(values[0])
     entries: dict[str, Any] = {name: getattr(known, name, None) for name in ("entry_point", "vector_entry_point")}

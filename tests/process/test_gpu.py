@@ -318,5 +318,5 @@ def test_workers_on_several_gpus_write_to_the_learners() -> None:
 
 def test_memory_that_a_gpu_does_not_have_is_an_error_with_a_way_out() -> None:
     make = functools.partial(Sliding, "cuda", (1 << 20,), 8)
-    with pytest.raises(ConfigurationError, match=r"rollouts cannot lie on cuda:0: .*shorter rollout_length"):
+    with pytest.raises(ConfigurationError, match=r"rollouts cannot be stored on cuda:0: .*shorter rollout_length"):
         AsyncWorkerPool(make, parity(), num_workers=0, rollout_length=2048, workers=ROLLOUTS_ON_GPU)

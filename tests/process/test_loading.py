@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from parenv import Action, AsyncWorkerPool, Policy, RestartPolicy, TorchPolicy, WorkerOptions
-from parenv.memory.load_board import WITHDRAWN, LoadBoard
+from parenv.memory.load_requests import WITHDRAWN, LoadRequests
 from parenv.testing import LedgerEnv
 from parenv.worker.loads import Loads
 
@@ -164,25 +164,25 @@ def test_thousands_of_times_between_rollouts(mode: Any) -> None:
 
 def test_of_those_that_answer_at_once_one_is_told_that_all_have() -> None:
     memory = np.zeros(4096, np.uint8)
-    step_buffer = LoadBoard(memory, 3)
-    assert step_buffer.all_have()
-    number = step_buffer.ask(5, 2)
-    assert [step_buffer.asked(worker) for worker in range(3)] == [number] * 3
-    assert step_buffer.wanted() == (5, 2)
-    assert [step_buffer.answer(worker, number) for worker in (1, 0, 2)] == [False, False, True]
-    assert step_buffer.asked(1) is None
+    requests = LoadRequests(memory, 3)
+    assert requests.all_have()
+    number = requests.ask(5, 2)
+    assert [requests.asked(worker) for worker in range(3)] == [number] * 3
+    assert requests.wanted() == (5, 2)
+    assert [requests.answer(worker, number) for worker in (1, 0, 2)] == [False, False, True]
+    assert requests.asked(1) is None
 
 
 def test_nobody_loads_what_was_withdrawn() -> None:
     memory, loaded = np.zeros(4096, np.uint8), []
     loads = Loads(memory, 1, 0, lambda version, place, pickled: loaded.append((version, place, pickled)))
-    step_buffer = LoadBoard(memory, 1)
-    step_buffer.ask(5, 2)
+    requests = LoadRequests(memory, 1)
+    requests.ask(5, 2)
     assert loads.load()
-    step_buffer.ask(6, 3)
-    step_buffer.withdraw()
+    requests.ask(6, 3)
+    requests.withdraw()
     assert loads.load()
-    assert step_buffer.all_have()
+    assert requests.all_have()
     assert loaded == [(5, 2, b"")]
 
 

@@ -121,7 +121,7 @@ def test_outputs_that_are_not_as_many_as_a_method_returns_are_named(outputs: tup
     ("device", "message"),
     [
         ("cuda:99", r"device='cuda:99', but torch .* finds \d+ devices of that type on this machine: leave device out"),
-        ("gpu", "device='gpu' is no torch device"),
+        ("gpu", "must name torch devices, got 'gpu'"),
     ],
 )
 def test_a_device_that_is_not_there_is_an_error_before_a_process_starts(device: str, message: str) -> None:

@@ -196,7 +196,7 @@ def test_what_is_not_the_policy_of_the_pool_is_named_and_nothing_is_written(
 def test_a_tensor_that_is_not_dense_cannot_be_published() -> None:
     module = nn.Module()
     module.register_buffer("sparse", torch.eye(3).to_sparse())
-    with pytest.raises(ConfigurationError, match="the tensor 'sparse' of the policy is not dense"):
+    with pytest.raises(ConfigurationError, match="the tensor 'sparse' of the policy must be dense"):
         flat_layout(module)
 
 
