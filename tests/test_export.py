@@ -134,6 +134,7 @@ def test_an_exported_agent_acts_as_the_policy_does_on_batches_of_any_size(
         assert tuple(one.name for one in found.get_outputs()) == report.outputs
 
 
+@pytest.mark.more
 def test_names_of_inputs_and_outputs_say_what_they_are(tmp_path: Path) -> None:
     def names(name: str) -> Any:
         make, space = AGENTS[name]
@@ -153,7 +154,7 @@ def test_names_of_inputs_and_outputs_say_what_they_are(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["greedy", "recurrent"])
 def test_it_is_compared_on_the_observations_of_a_rollout(name: str, tmp_path: Path) -> None:
     policy = AGENTS[name][0]()

@@ -277,7 +277,7 @@ with AsyncWorkerPool(lambda: Shifted(gym.make("CartPole-v1")), TorchPolicy(Agent
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("how", one_in(2, ["script", "-c", "stdin"]))
 def test_a_plain_script_needs_no_main_guard(how: str, directory: Path, tmp_path: Path) -> None:
     if how == "stdin":

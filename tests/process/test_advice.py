@@ -64,6 +64,7 @@ def test_beside_a_heavy_learner_a_cheap_environment_has_nothing_to_gain(mode: An
     assert waiting == ("mode" if mode == "sync" else None)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_beside_a_light_learner_a_sleeping_environment_points_at_the_number_of_workers(mode: Any) -> None:
     advice = advice_after(lambda: Sleeping(4e-3), 1e-6, 6, num_envs=4, num_workers=2, rollout_length=16, mode=mode)

@@ -135,6 +135,7 @@ def test_facts_runs_and_the_fastest_setting_are_printed_and_written(
     assert found["gain"] == found["recommended_steps_per_second"] / found["present_steps_per_second"]
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("agents")
 def test_a_failed_run_is_reported_and_its_setting_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
@@ -206,6 +207,7 @@ def only_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parenv.bench.setting_advice.moves_for", lambda shared, device: moves_for(shared, device)[4:5])
 
 
+@pytest.mark.more
 def test_without_an_agent_nothing_is_learned_and_the_facts_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,6 +268,7 @@ def test_setup_environment_preload_threads_and_cleanup(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned 0", "cleaned 1"]
 
 
+@pytest.mark.more
 def test_torch_is_there_before_a_module_that_imports_it(tmp_path: Path) -> None:
     """Imported once for all workers, where each would take seconds and have it in memory of its own."""
     (tmp_path / "mine.py").write_text(

@@ -152,7 +152,7 @@ use()
 }
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_script_ends_in_silence_whatever_it_does_at_its_end(end: str, product: Any, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_it_goes_on_by_messages_once_it_was_interrupted(monkeypatch: pytest.Monk
             assert held(pool) == {value}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_thousands_of_times_between_rollouts(mode: Any) -> None:
     factories = [lambda env_id=env_id: Scale(env_id) for env_id in range(3)]

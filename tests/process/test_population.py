@@ -38,7 +38,7 @@ def make_normalised() -> Any:
     return gym.wrappers.NormalizeReward(env)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("evolve", "env_fn"), [(EVOLVES[0], Short), (EVOLVES[1], Short), (EVOLVES[0], make_normalised)]
 )
@@ -528,6 +528,7 @@ def test_there_is_no_member_that_has_not_had_a_turn() -> None:
         assert members.best is None
 
 
+@pytest.mark.more
 def test_a_full_disk_under_the_lineage_is_said_once_and_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "lineage"
     path.symlink_to("/dev/full")

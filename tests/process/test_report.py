@@ -106,7 +106,7 @@ def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_p
         assert page.read_text().count("<img ") == 5
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize(("mode", "rollout_length"), one_in(2, [("sync", 8), ("async", 8), ("sync", "episode")]))
 def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_length: Any, tmp_path: Path) -> None:
     with AsyncWorkerPool(

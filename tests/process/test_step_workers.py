@@ -156,6 +156,7 @@ class Slow(LedgerEnv):
         return super().step(action)
 
 
+@pytest.mark.more
 def test_a_pool_that_is_closed_in_the_middle_of_a_step_says_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
     makers = [functools.partial(Slow, i) for i in range(2)]
     options = WorkerOptions(step_workers=2)
@@ -191,6 +192,7 @@ def test_sub_environments_that_are_elsewhere_cannot_be_asked() -> None:
         pool.get_attr("spec")
 
 
+@pytest.mark.more
 def test_an_environment_that_raises_is_named_and_ends_the_pool() -> None:
     class Broken(LedgerEnv):
         def step(self, action: Any) -> Any:

@@ -195,6 +195,7 @@ def test_gae_of_torchrl_computes_what_ours_does() -> None:
             assert data["next", "done"].any()
 
 
+@pytest.mark.more
 def test_clip_ppo_loss_has_a_ratio_of_one_for_the_version_that_acted_and_trains() -> None:
     actor, critic = make_actor(), modules.ValueOperator(torch.nn.Linear(4, 1), ["observation"])
     loss = objectives.ClipPPOLoss(actor, critic)

@@ -161,6 +161,7 @@ def test_a_pool_goes_on_without_the_host_that_offends(hosts: Any, fake: FakeHost
     assert statistics.refused_connections == {offence.reason: offence.count}
 
 
+@pytest.mark.more
 def test_a_host_that_is_gone_before_it_is_welcomed_has_done_nothing_wrong(
     hosts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +212,7 @@ def test_nothing_is_unpickled_and_the_others_go_on(hosts: Any, tmp_path: Path) -
         assert len(expected) == 4
 
 
+@pytest.mark.more
 def test_a_host_of_another_version_is_told_why_and_gets_no_job(hosts: Any, fake: FakeHost) -> None:
     with serving(hosts) as pool:
         fake.join(versions=versions(python="2.7"))
@@ -243,7 +245,7 @@ def test_a_host_that_does_not_kill_its_worker_is_expelled_and_the_run_goes_on(
     assert statistics.refused_connections == {"misbehaved": 1}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("wrong", [{"num_envs": 5}, {"spaces": [describe(spaces.Discrete(3))] * 2}], ids=str)
 def test_a_host_that_has_other_sub_environments_than_most_is_expelled_and_the_run_begins(
     hosts: Any, fake: FakeHost, wrong: dict[str, Any]
@@ -345,6 +347,7 @@ def test_a_host_ends_in_order_at_a_driver_of_another_protocol(hosts: Any) -> Non
         listener.close()
 
 
+@pytest.mark.more
 def test_refusals_are_logged_without_keys(hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
     with serving(hosts) as pool:
         keys = read_host_keys(hosts.keys / "host5.key")

@@ -154,6 +154,7 @@ def _started(hosts: Any) -> Any:
     return hosts.placement()
 
 
+@pytest.mark.more
 def test_without_restarts_a_lost_host_is_an_error_that_names_it(hosts: Any) -> None:
     (host,) = hosts.start(1)
     with AsyncWorkerPool(
@@ -217,6 +218,7 @@ def test_a_pool_for_which_there_is_no_room_says_so_in_time(hosts: Any) -> None:
     assert hosts.processes[0].wait(120.0) in (0, 1)
 
 
+@pytest.mark.more
 def test_hosts_may_come_before_the_driver_and_after(hosts: Any) -> None:
     hosts.start(1)
     later = threading.Timer(1.0, hosts.start, (1,))

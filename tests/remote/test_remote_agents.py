@@ -103,7 +103,7 @@ def league(kind: Any, **placement: Any) -> list[Any]:
     raise AssertionError("a stream without criteria has ended")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
 def test_rollouts_of_named_policies_are_those_of_one_machine(hosts: Any, kind: Any) -> None:
     wanted = league(kind)

@@ -25,7 +25,7 @@ from parenv import (
 EVOLVES = [Generational(every=32, fraction=0.34), Tournament(size=2, every=32, resample=0.2)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("evolve", EVOLVES)
 def test_a_population_over_two_hosts_comes_to_the_same_as_on_one_machine(
     hosts: Any, evolve: Any, tmp_path: Path

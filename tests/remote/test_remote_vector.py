@@ -413,6 +413,7 @@ def test_a_step_that_hangs_is_cut_and_its_stack_shown(near: NearHosts, on_worker
         assert "in hang" in str(raised.value)
 
 
+@pytest.mark.more
 def test_a_lost_host_is_an_error_that_names_it(hosts: Any) -> None:
     (host,) = hosts.start(2)
     envs = ParallelVectorEnv(told(), num_workers=2, placement=hosts.placement())

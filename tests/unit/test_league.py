@@ -100,6 +100,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("rock_paper_scissors")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("sampling", ["uniform", "prioritised"])
 def test_in_rock_paper_scissors_playing_the_past_leads_to_the_mixed_strategy(sampling: str, runner: Any) -> None:
     strategies = runner.play(sampling, 120)

@@ -56,6 +56,7 @@ def test_a_childs_line_begins_where_its_parent_was(path: Path) -> None:
     assert {member: row["turn"] for member, row in last_turns(rows).items()} == {0: 2, 1: 2}
 
 
+@pytest.mark.more
 def test_the_command_draws_it(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lineage", str(path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'lineage.png'}\n"

@@ -20,6 +20,7 @@ def test_the_pages_have_such_names() -> None:
     assert {"parenv.learning.prefetch", "parenv.adapters.sb3.ParallelVecEnv", "parenv.progress"} <= set(NAMES)
 
 
+@pytest.mark.more
 def test_every_dotted_name_of_the_pages_is_there_after_import_parenv() -> None:
     script = """
 import os, sys, parenv

@@ -209,6 +209,7 @@ def test_a_trace_that_breaks_off_anywhere_is_read_up_to_there(tmp_path: Path) ->
     assert known == {0, 20, 30, 50, 70, 80}
 
 
+@pytest.mark.more
 def test_the_page_has_all_pictures_and_needs_no_other_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_workers(tmp_path / "trace.json", mode="sync")
     (tmp_path / "bench.json").write_text('{"not": "a trace"}')

@@ -75,6 +75,7 @@ def test_after_a_long_wait_nobody_looks_until_one_was_short(clock: Clock, wake_u
     assert spins.heard(), "the last wait was short"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("fraction", "at_most"), [(0.1, 0.1), (0.5, 0.5)])
 def test_looking_in_vain_takes_no_more_than_its_fraction(
     clock: Clock, wake_up: WakeUp, fraction: float, at_most: float
