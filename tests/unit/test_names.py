@@ -7,6 +7,7 @@ import re
 from itertools import groupby
 from pathlib import Path
 
+import pytest
 from scripts import printed_by
 
 ROOT = Path(__file__).parents[2]
