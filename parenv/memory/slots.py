@@ -13,6 +13,13 @@ from parenv.memory.device_memory import DeviceMemory
 from parenv.memory.layout import SlotLayout
 
 
+class _Lease(weakref.ref[Any]):
+    """A reference to the memory of a leased slot."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
 @dataclass(eq=False)
 class Slots:
     """The slots of one shared memory.
@@ -35,8 +42,8 @@ class Slots:
 
     def __post_init__(self) -> None:
         self._free = list(range(self.count))[::-1]
-        self._leases: dict[int, weakref.ref[Any]] = {}
-        self._returned: deque[int] = deque()
+        self._leases: dict[int, _Lease] = {}
+        self._returned: deque[_Lease] = deque()
         self._buffer_type = ctypes.c_char * self.stride
 
     @property
@@ -64,17 +71,16 @@ class Slots:
         self._free.append(slot)
 
     def peek(self, slot: int) -> ctypes.Array[ctypes.c_char]:
-        """The memory of a slot, without a lease: for reading what is copied before the slot is released."""
+        """Return the memory of a slot without a lease, to copy from it before the slot is released."""
         return self._buffer_type.from_buffer(self.memory, self.offset + slot * self.stride)
 
     def lease(self, slot: int) -> ctypes.Array[ctypes.c_char]:
-        """The memory of a claimed slot. The slot is free again when the last array over it is garbage collected.
-
-        The collector may run at any point and in any thread, so all it does is to append to a queue.
-        """
+        """Return the memory of a claimed slot. The slot is free again when the last array over it is garbage."""
         root = self.peek(slot)
-        returned = self._returned
-        self._leases[slot] = weakref.ref(root, lambda _: returned.append(slot))
+        # The last array may go at any point and in any thread, so the callback only appends to a queue. It must not be
+        # a Python function. A signal handler that raises in one would lose the slot.
+        lease = self._leases[slot] = _Lease(root, self._returned.append)
+        lease.slot = slot
         return root
 
     def arrays(self, layout: SlotLayout, slot: int, root: Any) -> list[dict[tuple[str, Any], Any]]:
@@ -86,6 +92,6 @@ class Slots:
 
     def _collect(self) -> None:
         while self._returned:
-            slot = self._returned.popleft()
+            slot = self._returned.popleft().slot
             del self._leases[slot]
             self._free.append(slot)
