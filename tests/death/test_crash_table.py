@@ -393,7 +393,7 @@ def test_what_is_raised_in_a_worker_ends_the_pool_in_its_own_type(
             publish(pool)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("mode", MODES)
 def test_a_call_that_fails_is_an_error_and_the_pool_goes_on(mode: str, tmp_path: Path) -> None:
     with make_pool(tmp_path, mode) as pool:

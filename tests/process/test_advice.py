@@ -83,6 +83,7 @@ def test_stragglers_point_at_the_mode() -> None:
     assert limits(advice)["deviation of the time for a rollout"] == "mode"
 
 
+@pytest.mark.more
 def test_shares_of_workers_and_driver_are_shares() -> None:
     advice = advice_after("CartPole-v1", 1e-5, 4, num_envs=4, num_workers=2, mode="sync")
     for shares in (advice.worker_shares, advice.driver_shares):

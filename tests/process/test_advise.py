@@ -221,6 +221,7 @@ def test_without_an_agent_nothing_is_learned_and_the_facts_say_so(
     assert workers["learning"]["value"] == 0.0
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("agents")
 def test_a_policy_alone_is_an_agent_that_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []

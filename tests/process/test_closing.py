@@ -112,6 +112,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.more
 def test_a_fork_server_that_was_stopped_goes_on_to_end_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parenv.placement.local.KILL_TIMEOUT_S", 1e6)
     workers = WorkerOptions(close_timeout_s=0.1, preload=("zipapp",))
@@ -152,7 +153,7 @@ use()
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.more
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_script_ends_in_silence_whatever_it_does_at_its_end(end: str, product: Any, tmp_path: Path) -> None:

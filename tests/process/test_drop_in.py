@@ -58,6 +58,7 @@ def said_to_stderr(script: str, directory: Path, *options: str) -> str:
     return done.stderr
 
 
+@pytest.mark.more
 def test_a_module_that_registers_what_the_driver_knows_already_is_no_reason_to_warn(tmp_path: Path) -> None:
     (tmp_path / "registers_itself.py").write_text(REGISTERS)
     assert said_to_stderr(USES.format(imported="registers_itself", name="registers_itself/a-v0"), tmp_path) == ""
@@ -207,7 +208,7 @@ def test_spaces_that_are_none_or_not_those_of_the_workers_are_refused(make: Any)
             make(SPEAKERS, num_workers=num_workers, spaces=(observed(), wrong))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "BabyAI-GoToLocal-v0"])
 def test_minigrid_is_stepped_as_by_sync_vector_env(name: str) -> None:
     pytest.importorskip("minigrid")

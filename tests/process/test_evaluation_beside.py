@@ -196,6 +196,7 @@ def test_it_finds_what_an_evaluation_that_is_waited_for_finds(num_workers: int) 
     assert returns(True) == returns(False)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_of_several_agents_it_finds_what_one_that_is_waited_for_finds(num_workers: int, kind: Any) -> None:
@@ -249,6 +250,7 @@ def hen_or_past(agent: str, episode: Any) -> str:
     return "hen" if agent == "hen_0" else str(episode.settings["hen"].get("past", "hen"))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_versions_by_name_and_frozen_ones_stay_for_as_long_as_they_are_evaluated(
     num_workers: int, tmp_path: Path

@@ -280,6 +280,7 @@ def test_a_worker_that_will_not_close_is_killed_in_time() -> None:
     assert time.monotonic() - began < SLEEP_S
 
 
+@pytest.mark.more
 def test_a_module_that_cannot_be_preloaded_is_named() -> None:
     with pytest.raises(WorkerError, match="could not be started") as raised:
         AsyncWorkerPool("CartPole-v1", zeros, num_workers=1, workers=WorkerOptions(preload=("no_such_module",)))

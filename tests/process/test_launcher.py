@@ -69,6 +69,7 @@ def say_something(arguments: dict[str, Any], *descriptors: int) -> int:
     return 0
 
 
+@pytest.mark.more
 def test_whoever_has_said_something_is_known_by_its_process_id(launcher: Launcher) -> None:
     heard, say = os.pipe()
     for handle in range(100):
@@ -277,6 +278,7 @@ class Starting(LedgerEnv):
         return done.stdout.splitlines()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("system", ["pool", "vector env"])
 def test_a_program_that_an_environment_starts_inherits_nothing_of_the_workers(system: str) -> None:
     made = (
@@ -299,6 +301,7 @@ def test_an_entry_of_sys_path_that_is_no_text_is_skipped_as_importing_does(monke
         next(pool.rollouts())
 
 
+@pytest.mark.more
 def test_a_preloaded_module_that_starts_threads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "starts_threads.py"
     module.write_text("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
@@ -496,6 +499,7 @@ print(len(os.listdir("/proc/self/fd")) == before)
     assert printed_by(script) == words
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("system", ["pool", "vector env"])
 def test_a_soft_limit_of_descriptors_that_is_too_low_is_raised(system: str) -> None:
     script = """

@@ -114,6 +114,7 @@ def test_they_are_as_they_say(library: str, make: Any, mode: AutoresetMode) -> N
     assert report.ends > 1
 
 
+@pytest.mark.more
 @ALL
 def test_they_fill_rollouts_of_transitions(library: str, make: Any, mode: AutoresetMode) -> None:
     def first_action(observations: Any) -> Any:

@@ -324,7 +324,7 @@ def all_of(rollout: Any) -> Any:
     ]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.more
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_run_goes_on_from_its_state_to_the_bit_with_frozen_opponents(
@@ -401,6 +401,7 @@ def test_environments_that_offer_no_state_begin_anew() -> None:
                 assert all(step.observation[:1] == [env_id] for step in lived_on), agent
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_recorded_run_can_be_replayed(kind: Any, tmp_path: Path) -> None:
     def run(**how: Any) -> None:
@@ -419,6 +420,7 @@ def test_a_recorded_run_can_be_replayed(kind: Any, tmp_path: Path) -> None:
     run(replay=tmp_path / "run")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_evaluating_plays_whole_episodes_of_everybody_and_disturbs_nothing(kind: Any, num_workers: int) -> None:

@@ -92,6 +92,7 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_bit(evolve: Any, turns: int, tmp
     assert (first_turns(path, 42), known) == whole
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_interrupt_between_two_waits_loses_no_report(

@@ -42,6 +42,7 @@ def by_turns(agent: str, episode: Any) -> str:
     return ["hen", "chick", *past][(episode.number + int(agent[-1])) % (2 + len(past))]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("kind", "num_workers", "policy_of"), one_in(2, [Scripted, ScriptedTurns], [0, 2], [species, by_turns])
 )

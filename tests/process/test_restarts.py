@@ -311,6 +311,7 @@ os.fork = fork_unless_told
 """
 
 
+@pytest.mark.more
 def test_a_fork_that_fails_for_a_moment_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = tmp_path / "fails"
     (tmp_path / "fork_fails.py").write_text(FORK_FAILS.replace("PATH", repr(str(fails))))

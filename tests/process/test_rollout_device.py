@@ -148,6 +148,7 @@ def assert_equal(some: list[Any], others: list[Any]) -> None:
         assert one.episodes.lengths.tolist() == other.episodes.lengths.tolist()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.more), 2])
 def test_rollouts_on_a_device_are_those_on_the_host(num_workers: int, mode: AutoresetMode) -> None:
@@ -163,6 +164,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", KINDS)
 def test_environments_of_any_kind_are_written_to_the_device(kind: str) -> None:
     make, more = KINDS[kind]
@@ -281,7 +283,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "gradients": ({"parallelism": "gradient", "loss_fn": len}, {}, "is for parallelism"),
     "policies by name": ({"policy": {"one": lean}}, {}, "rollout_device cannot be used with named policies"),
     "replacing": ({}, {"on_env_error": "restart_env"}, "restart_worker"),
-    "mps": ({}, {"rollout_device": "mps"}, "on a device of these: cuda"),
+    "mps": ({}, {"rollout_device": "mps"}, "or one of cuda"),
 }
 
 

@@ -230,6 +230,7 @@ def test_wrappers_of_stable_baselines_find_what_they_look_for(wrap: Callable[[Ve
     assert_same(trace(wrap(ParallelVecEnv([cartpole] * N, num_workers=2))), expected)
 
 
+@pytest.mark.more
 def test_make_vec_env_makes_one_and_evaluate_policy_knows_of_its_monitors() -> None:
     envs, dummy = (
         make_vec_env("CartPole-v1", N, seed=SEED, vec_env_cls=kind, vec_env_kwargs=arguments)

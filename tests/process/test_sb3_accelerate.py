@@ -699,6 +699,7 @@ def test_a_worker_that_dies_ends_the_run() -> None:
     assert type(model.env) is DummyVecEnv
 
 
+@pytest.mark.more
 def test_advice_says_where_the_time_went() -> None:
     model = model_of(SAC, pendulum, **OFF_POLICY)
     with accelerate(model, num_workers=1) as run:

@@ -53,7 +53,7 @@ def collected(make: Any, policy: Any, workers: WorkerOptions, **options: Any) ->
         return found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.more
 @pytest.mark.parametrize("step_workers", [1, 2, 3, 5])
 def test_rollouts_are_those_of_a_worker_that_steps_by_itself(step_workers: int) -> None:
     cartpole = functools.partial(gym.make, "CartPole-v1")

@@ -81,6 +81,7 @@ def test_a_timeline_says_who_did_what_when_without_overlaps(mode: Any, num_worke
     assert max(versions) > 0
 
 
+@pytest.mark.more
 def test_gradients_have_a_piece_for_learning_on_the_worker_and_an_unfinished_file_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,7 +132,7 @@ OVER_THE_NETWORK = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.more
 @pytest.mark.parametrize("what", OVER_THE_NETWORK)
 def test_a_pool_goes_on_without_the_host_that_offends(hosts: Any, fake: FakeHost, what: str) -> None:
     """The fake host has the only worker, says what an honest one would, and then something else."""

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.more
 @pytest.mark.parametrize("case", CASES)
 def test_sync_rollouts_are_those_of_one_machine(hosts: Any, case: str) -> None:
     env_fn, policy, more = CASES[case]
@@ -93,6 +93,7 @@ def test_every_transition_of_remote_and_local_workers_arrives_once_and_in_order(
     assert not hosts.alive()
 
 
+@pytest.mark.more
 def test_published_weights_act_from_the_next_rollout_on_and_cross_once_per_host(hosts: Any) -> None:
     class Constant(torch.nn.Module):
         def __init__(self) -> None:
@@ -294,6 +295,7 @@ def test_gradients_are_those_of_one_machine(hosts: Any) -> None:
     assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
 
 
+@pytest.mark.more
 def test_questions_and_exceptions_cross(hosts: Any) -> None:
     class Fragile(LedgerEnv):
         fails = False
