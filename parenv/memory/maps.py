@@ -36,7 +36,7 @@ class SlotMap:
 
 
 @dataclass(frozen=True)
-class BoardMap:
+class StepBufferMap:
     """Places of the rows of a vector env in the memory of the main process.
 
     Args:

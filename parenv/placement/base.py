@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from parenv.memory.maps import BoardMap, SlotMap
+from parenv.memory.maps import SlotMap, StepBufferMap
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
 
@@ -169,7 +169,7 @@ class SteppingPlacement(Placement, Protocol):
     def wake_up(self, worker: int) -> Notifier:
         """Make the wake-up of the next process of a worker. It is notified of every message too."""
 
-    def lay_out_board(self, step_buffer: BoardMap) -> None:
+    def lay_out_step_buffer(self, step_buffer: StepBufferMap) -> None:
         """Take the layout of the step buffer, before it is sent to any worker.
 
         Raises:

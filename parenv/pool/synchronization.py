@@ -61,7 +61,7 @@ class Synchronization:
             while not self._requests.all_have():
                 listen()
         except BaseException:
-            # Later versions come by messages, which a worker may take before it looks at the load board again.
+            # Later versions come by messages, which a worker may take before it looks at the requests again.
             self._requests.withdraw()
             raise
         finally:

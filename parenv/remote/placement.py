@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from parenv.errors import ProtocolError
-from parenv.memory.maps import AnyWeights, BoardMap, SlotMap
+from parenv.memory.maps import AnyWeights, SlotMap, StepBufferMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.options import RemotePlacement
@@ -111,7 +111,7 @@ class HostsPlacement:
             return self._local.wake_up(worker)
         return HostNotifier(partial(self._request, worker))
 
-    def lay_out_board(self, step_buffer: BoardMap) -> None:
+    def lay_out_step_buffer(self, step_buffer: StepBufferMap) -> None:
         """Set the location of the step buffer, before workers get it.
 
         Raises:

@@ -15,7 +15,7 @@ import numpy as np
 from parenv.errors import ProtocolError
 from parenv.memory.kinds import BY_MESSAGE
 from parenv.memory.layout import Field
-from parenv.memory.maps import BoardMap
+from parenv.memory.maps import StepBufferMap
 from parenv.memory.order import fence
 from parenv.remote.host_messages import RowPlan
 
@@ -23,7 +23,7 @@ REQUESTED = ("requested", "orders", "actions")
 ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "observations")
 
 
-def row_plan(step_buffer: BoardMap, worker: int) -> RowPlan:
+def row_plan(step_buffer: StepBufferMap, worker: int) -> RowPlan:
     """Return the location of a worker's rows in a step buffer."""
     (infos,) = _columns(step_buffer, worker, ("infos",))
     return RowPlan(
@@ -35,18 +35,18 @@ def row_plan(step_buffer: BoardMap, worker: int) -> RowPlan:
     )
 
 
-def _columns(step_buffer: BoardMap, worker: int, names: Sequence[str]) -> list[list[int]]:
+def _columns(step_buffer: StepBufferMap, worker: int, names: Sequence[str]) -> list[list[int]]:
     """Return ``[offset, bytes per row]`` of each leaf of these fields, in the order of the names."""
     first, fields = sum(step_buffer.shares[:worker]), _fields(step_buffer, names)
     return [[step_buffer.offset + field.offset + first * field.row_bytes, field.row_bytes] for field in fields]
 
 
-def flags_of(step_buffer: BoardMap) -> list[int]:
+def flags_of(step_buffer: StepBufferMap) -> list[int]:
     """Return the indices of the columns of :data:`ANSWERED` that hold truth values."""
     return [i for i, field in enumerate(_fields(step_buffer, ANSWERED)) if np.dtype(field.dtype) == bool]
 
 
-def _fields(step_buffer: BoardMap, names: Sequence[str]) -> list[Field]:
+def _fields(step_buffer: StepBufferMap, names: Sequence[str]) -> list[Field]:
     fields = (field for field in step_buffer.spec.fields()[0] if field.name[0] in names)
     return sorted(fields, key=lambda field: (names.index(field.name[0]), field.name[1]))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.kinds import is_kind, kind_numbers
-from parenv.memory.maps import BoardMap
+from parenv.memory.maps import StepBufferMap
 from parenv.memory.status_slot import status_slot
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
@@ -79,10 +79,10 @@ class StepBuffers:
     def __init__(self, num_local: int, max_message_bytes: int) -> None:
         self._num_local, self._max_message_bytes = num_local, max_message_bytes
         self.used = False
-        self._step_buffer: BoardMap | None = None
+        self._step_buffer: StepBufferMap | None = None
         self.rows: dict[int, WorkerRows] = {}
 
-    def lay_out(self, step_buffer: BoardMap) -> None:
+    def lay_out(self, step_buffer: StepBufferMap) -> None:
         """Set the location of the driver's step buffer.
 
         Raises:

@@ -12,7 +12,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode
 
 from parenv.memory.layout import leaves_as_data
-from parenv.memory.maps import BoardMap
+from parenv.memory.maps import StepBufferMap
 from parenv.memory.order import fence
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
@@ -137,7 +137,7 @@ class Backend:
         mapping = self._memory.map()
         self._step_buffer = StepBuffer(spec, mapping, offset)
         self._requests.use(self._step_buffer)
-        self._placement.lay_out_board(BoardMap(mapping, spec, offset, self._shares))
+        self._placement.lay_out_step_buffer(StepBufferMap(mapping, spec, offset, self._shares))
         for worker in range(len(self._shares)):
             self.workers.say(worker, self._rows)
         if self._caller is not None:

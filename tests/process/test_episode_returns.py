@@ -56,7 +56,7 @@ def halved(reward: Any) -> Any:
     return reward / 2
 
 
-def runner() -> gym.Env[Any, Any]:
+def game() -> gym.Env[Any, Any]:
     return TransformReward(RecordEpisodeStatistics(Game()), halved)
 
 
@@ -74,7 +74,7 @@ def games(mode: AutoresetMode) -> Any:
 
 
 def wrapped_games(mode: AutoresetMode) -> Any:
-    return TransformVectorReward(SyncVectorEnv([runner, runner], autoreset_mode=mode), halved)
+    return TransformVectorReward(SyncVectorEnv([game, game], autoreset_mode=mode), halved)
 
 
 @pytest.mark.one_in(6)
@@ -83,7 +83,7 @@ def wrapped_games(mode: AutoresetMode) -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        runner,
+        game,
         lambda: games(AutoresetMode.NEXT_STEP),
         lambda: games(AutoresetMode.SAME_STEP),
         lambda: games(AutoresetMode.DISABLED),
@@ -139,7 +139,7 @@ def test_a_gradient_over_whole_episodes_has_the_return_that_was_recorded() -> No
         return policy.weight.sum() * rollout.rewards.sum()
 
     with AsyncWorkerPool(
-        runner,
+        game,
         Ones(2, 2),
         num_workers=2,
         num_envs=4,

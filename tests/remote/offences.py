@@ -17,7 +17,7 @@ import numpy as np
 
 from parenv import RemotePlacement
 from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, SlotSpec, leaves_as_data, slot_layout
-from parenv.memory.maps import BoardMap, SlotMap
+from parenv.memory.maps import SlotMap, StepBufferMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.spaces import describe, leaves
 from parenv.memory.status_slot import STATUS_SLOT_BYTES, header_bytes
@@ -123,7 +123,7 @@ class Run:
         self.memory.grow(self.head_bytes + spec.fields()[1])
         self.step_buffer = StepBuffer(spec, self.memory.map(), self.head_bytes)
         self.wake_ups = [self.placement.wake_up(worker) for worker in range(2)]
-        self.placement.lay_out_board(BoardMap(self.memory.map(), spec, self.head_bytes, (SHARE, SHARE)))
+        self.placement.lay_out_step_buffer(StepBufferMap(self.memory.map(), spec, self.head_bytes, (SHARE, SHARE)))
 
     def __enter__(self) -> Self:
         return self

@@ -83,8 +83,6 @@ class Pool:
         closes: List to which each close is appended.
     """
 
-    stopped: Callable[[], BaseException] | None = None
-
     def __init__(self, closes: list[float]) -> None:
         waits = type("Waits", (), {"stopped": None})()
         self.one_thread = OneThread(self, "the pool", Owner("the pool"), waits, closes.append, 60.0)

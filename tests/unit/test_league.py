@@ -95,25 +95,25 @@ def test_what_cannot_be_is_said(wrong: Any, message: str) -> None:
 
 
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
+def game(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     return importlib.import_module("rock_paper_scissors")
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("sampling", ["uniform", "prioritised"])
-def test_in_rock_paper_scissors_playing_the_past_leads_to_the_mixed_strategy(sampling: str, runner: Any) -> None:
-    strategies = runner.play(sampling, 120)
-    means = runner.averages(strategies)
-    assert runner.exploitability(means[9]) > 0.09
-    assert runner.exploitability(means[49]) < 0.05
-    assert runner.exploitability(means[-1]) < 0.02
-    assert max(map(runner.exploitability, strategies[-60:])) < 0.1
+def test_in_rock_paper_scissors_playing_the_past_leads_to_the_mixed_strategy(sampling: str, game: Any) -> None:
+    strategies = game.play(sampling, 120)
+    means = game.averages(strategies)
+    assert game.exploitability(means[9]) > 0.09
+    assert game.exploitability(means[49]) < 0.05
+    assert game.exploitability(means[-1]) < 0.02
+    assert max(map(game.exploitability, strategies[-60:])) < 0.1
 
 
-def test_in_rock_paper_scissors_playing_the_newest_only_goes_round_in_circles(runner: Any) -> None:
-    strategies = runner.play("newest", 120)
-    assert min(map(runner.exploitability, strategies[-60:])) > 0.15
+def test_in_rock_paper_scissors_playing_the_newest_only_goes_round_in_circles(game: Any) -> None:
+    strategies = game.play("newest", 120)
+    assert min(map(game.exploitability, strategies[-60:])) > 0.15
     favourites = strategies[-60:].argmax(1).tolist()
     turns = [(after - before) % 3 for before, after in itertools.pairwise(favourites) if after != before]
     assert len(turns) > 10

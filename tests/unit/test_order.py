@@ -11,7 +11,7 @@ import pytest
 from parenv import ParallelVectorEnv
 from parenv.envs import step_buffer_stepper
 from parenv.memory import order
-from parenv.memory.maps import BoardMap
+from parenv.memory.maps import StepBufferMap
 from parenv.memory.spaces import Leaf
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.remote import step_buffer_transfer
@@ -22,7 +22,7 @@ from parenv.vector import backend
 ACTIONS = np.zeros(2, np.int64)
 
 
-def board_of(envs: ParallelVectorEnv) -> Any:
+def step_buffer_of(envs: ParallelVectorEnv) -> Any:
     return envs._session._step_buffer
 
 
@@ -39,7 +39,7 @@ def test_a_worker_puts_a_fence_between_its_rows_and_their_numbers(
     seen: list[Any] = []
 
     def look() -> None:
-        step_buffer = board_of(envs)
+        step_buffer = step_buffer_of(envs)
         seen.append((step_buffer.observations[0].copy(), (step_buffer.finished < step_buffer.requested).all()))
 
     monkeypatch.setattr(step_buffer_stepper, "fence", look)
@@ -59,7 +59,7 @@ def test_the_driver_puts_a_fence_between_the_numbers_and_the_rows(
     finished: list[bool] = []
 
     def look() -> None:
-        step_buffer = board_of(envs)
+        step_buffer = step_buffer_of(envs)
         finished.append(bool((step_buffer.finished == step_buffer.requested).all()))
 
     monkeypatch.setattr(backend, "fence", look)
@@ -74,7 +74,7 @@ def test_a_host_puts_a_fence_between_the_numbers_and_the_rows_that_it_copies(mon
     spec = StepBufferSpec(2, (Leaf((), (3,), "<f4"),), (Leaf((), (), "<i8"),), info_bytes=8)
     memory = bytearray(spec.fields()[1])
     step_buffer = StepBuffer(spec, memory)
-    where = BoardMap(memory, spec, 0, (2,))
+    where = StepBufferMap(memory, spec, 0, (2,))
     mine = WorkerRows(memory, row_plan(where, 0))
 
     def written_late() -> None:

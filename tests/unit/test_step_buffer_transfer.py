@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from parenv.errors import ProtocolError
 from parenv.memory.kinds import kind_numbers
-from parenv.memory.maps import BoardMap
+from parenv.memory.maps import StepBufferMap
 from parenv.memory.spaces import leaves
 from parenv.memory.status_slot import STATUS_SLOT_BYTES
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
@@ -36,7 +36,7 @@ class Side:
         spec = StepBufferSpec(sum(SHARES), leaves(OBSERVED), leaves(ACTED), INFO_BYTES)
         self.memory = np.zeros(OFFSET + spec.fields()[1], np.uint8)
         self.step_buffer = StepBuffer(spec, self.memory, OFFSET)
-        where = BoardMap(self.memory, spec, OFFSET, SHARES)
+        where = StepBufferMap(self.memory, spec, OFFSET, SHARES)
         plan = row_plan(where, worker)
         assert plan.memory_bytes == len(self.memory)
         self.rows = WorkerRows(self.memory, plan, flags_of(where))

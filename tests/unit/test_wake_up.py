@@ -1,4 +1,4 @@
-"""Wake-ups: what is rung adds up until it is taken."""
+"""Wake-ups: numbers add up until they are taken."""
 
 from __future__ import annotations
 
