@@ -220,7 +220,7 @@ def step_threads(product: str, directory: Path) -> None:
 
 
 def rollout_device(product: str, directory: Path) -> None:
-    reason = "rollouts lie in shared memory of the host" if product == "pool" else "rollout_device is for pools"
+    reason = r"must be None \(shared memory\) or one of cuda" if product == "pool" else "rollout_device is for pools"
     raised(ConfigurationError, reason, product, WorkerOptions(rollout_device="abacus"), "", bool)
 
 

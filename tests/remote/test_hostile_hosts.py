@@ -443,7 +443,7 @@ def test_a_reference_to_what_was_never_sent_is_an_error_that_says_so(hosts: Any,
     envs = make_envs(hosts, 1)
     with contextlib.closing(envs):
         envs.reset()
-        with pytest.raises(ProtocolError, match="a kind of info that it has not sent: 5"):
+        with pytest.raises(ProtocolError, match="a worker has not sent a kind of info number 5"):
             step(envs)
 
 
