@@ -49,6 +49,7 @@ from parenv.process.cores import recommended_num_workers
 from parenv.vector.backend import VectorStatistics
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.make import make_vec
+from parenv.version import VERSION as _VERSION
 from parenv.worker.member import Fitness, Member
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from parenv.records import load_checkpoint as load_checkpoint
     from parenv.records import save_checkpoint as save_checkpoint
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 
 __all__ = [
     "Action",

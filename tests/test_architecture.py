@@ -11,7 +11,7 @@ from scripts import printed_by
 
 PACKAGE = Path(__file__).parent.parent / "parenv"
 FLOORS = [
-    {"errors", "argument_checks", "libraries", "options"},
+    {"errors", "argument_checks", "libraries", "options", "version"},
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from parenv.cli.keys import add_keys_command
 from parenv.cli.play import add_play_command
 from parenv.cli.worker import add_worker_command
 from parenv.errors import ConfigurationError, ParenvError
+from parenv.version import VERSION
 
 FAILED = 1
 WRONG_ARGUMENTS = 2
@@ -70,8 +70,7 @@ def parser() -> argparse.ArgumentParser:
         description="Parallel workers for Gymnasium environments.",
         **with_examples("parenv bench CartPole-v1", "parenv advise CartPole-v1", "parenv --version"),
     )
-    version = importlib.metadata.version("parenv")
-    whole.add_argument("--version", action="version", version=f"parenv {version}")
+    whole.add_argument("--version", action="version", version=f"parenv {VERSION}")
     commands = whole.add_subparsers(dest="command", required=True)
     for add in (_add_bench, _add_advise, _add_report, _add_lineage, add_play_command, add_keys_command):
         add(commands)

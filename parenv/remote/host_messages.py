@@ -12,11 +12,11 @@ from typing import Any, get_args
 
 import cloudpickle
 
-from parenv.libraries import installed_version
 from parenv.memory.status_slot import STATUS_SLOT_BYTES
 from parenv.protocol.forms import of, shown, sized
 from parenv.protocol.frames import PROTOCOL_VERSION, Sender, register
 from parenv.protocol.messages import Message
+from parenv.version import VERSION
 
 HOST = Sender(0xFFFFFFFF, 0)
 """Worker and generation in the header of a message about no worker."""
@@ -283,7 +283,7 @@ def own_versions() -> dict[str, str]:
     """Return the versions that must be equal on both sides before pickled data are sent."""
     return {
         "protocol": str(PROTOCOL_VERSION),
-        "parenv": installed_version("parenv") or "unknown",
+        "parenv": VERSION,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "cloudpickle": ".".join(cloudpickle.__version__.split(".")[:2]),
     }

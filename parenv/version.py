@@ -1,0 +1,3 @@
+"""Version of parenv."""
+
+VERSION = "0.2.0"
