@@ -33,6 +33,7 @@ DOING = (
 _DOING_BITS = 8
 STATUS_SLOT_BYTES = 32
 """Bytes of a status slot that hosts transfer too. The bytes after them are for this machine only."""
+_ANY_INFOS, _SPOKE = 50, 51
 
 
 def header_bytes(num_workers: int) -> int:
@@ -56,6 +57,14 @@ def status_slots(buffer: Any, num_workers: int) -> Any:
     return np.ndarray((num_workers, 4), "<i8", buffer, ALIGNMENT, (ALIGNMENT, 8))
 
 
+def take_status_slot(buffer: Any, worker: int, status: bytes) -> None:
+    """Write the status slot of a worker on a host, as the host sent it."""
+    status_slot(buffer, worker)[:] = status
+    slot = StatusSlot(buffer, worker)
+    slot.any_infos[0] |= bool(slot.has_infos[0])
+    slot.spoke[0] = 1
+
+
 class StatusSlot:
     """The status slot of one worker.
 
@@ -71,11 +80,14 @@ class StatusSlot:
         cell: One int64: :func:`code` of the current activity. Hot loops write it directly.
         spun_ns: One int64: nanoseconds that the worker has spun before it slept.
         closing: One bool, shared by all workers: whether all workers must end.
+        any_infos: One uint8, shared by all workers: whether there was an info since the main process cleared it.
+        spoke: One uint8, shared by all workers: whether there was a message since the main process cleared it.
     """
 
     def __init__(self, buffer: Any, worker: int) -> None:
         # Loops use these memoryviews at every step. Adding to a numpy scalar takes four times as long.
         self.closing = memoryview(buffer)[:1].cast("?")
+        self.any_infos, self.spoke = (memoryview(buffer)[at : at + 1] for at in (_ANY_INFOS, _SPOKE))
         mine = status_slot(buffer, worker).cast("q")
         self.cell, self.said, self.has_infos, self.heartbeat = (mine[i : i + 1] for i in range(4))
         behind = ALIGNMENT * (1 + worker) + STATUS_SLOT_BYTES

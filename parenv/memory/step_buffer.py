@@ -97,6 +97,12 @@ class StepBuffer:
         self.one_action = is_single(spec.actions)
         self.view_actions([leaf.dtype for leaf in spec.actions])
 
+    def has_finished(self, rows: int) -> bool:
+        """Tell whether the last requests of at least so many sub-environments are finished."""
+        if rows == len(self.finished):
+            return self.finished.tobytes() == self.requested.tobytes()
+        return int(np.count_nonzero(self.finished == self.requested)) >= rows
+
     def view_actions(self, dtypes: Sequence[str | None]) -> None:
         """Set the dtypes of the actions, which may differ from the dtypes of the space.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from parenv.memory.maps import SlotMap, StepBufferMap
+from parenv.process.wake_up import FutexWakeUps, Poller
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
 
@@ -156,18 +157,16 @@ class Notifier(Protocol):
         """Close its descriptor. Idempotent."""
 
 
-class Poller(Protocol):
-    """Waits for workers, as ``select.poll`` waits for descriptors."""
-
-    def poll(self, timeout_ms: float, /) -> list[tuple[int, int]]:
-        """Wait up to the limit; return the descriptor if readable, and another number if workers may have ended."""
-
-
 class SteppingPlacement(Placement, Protocol):
     """A placement for vector envs, with a step buffer and wake-ups."""
 
-    def wake_up(self, worker: int) -> Notifier:
-        """Make the wake-up of the next process of a worker. It is notified of every message too."""
+    def wake_up(self, worker: int, shared: FutexWakeUps | None) -> Notifier:
+        """Make the wake-up of the next process of a worker. It is notified of every message too.
+
+        Args:
+            worker: Index of the worker.
+            shared: Wake-ups of the workers on this machine, or ``None`` if each needs an eventfd.
+        """
 
     def lay_out_step_buffer(self, step_buffer: StepBufferMap) -> None:
         """Take the layout of the step buffer, before it is sent to any worker.

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
-from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Poller, Received, SteppingPlacement
+from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Received, SteppingPlacement
 from parenv.process.descriptors import check_free
 from parenv.process.launcher import ForkServerSpec, Launcher
 from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
-from parenv.process.wake_up import MESSAGE, WakeUp
+from parenv.process.wake_up import MESSAGE, FutexWakeUp, FutexWakeUps, Poller, WakeUp
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.transport.waiting import Source, Waiting, remaining
@@ -41,8 +41,8 @@ class LocalPlacement(SteppingPlacement):
         self._job: SharedMemory | None = None
         self._stacks: StackPipe | None = None
         self._handles: dict[int, Sender] = {}
-        self._worker_wake_ups: dict[int, WakeUp] = {}
-        self._wake_ups: dict[Sender, WakeUp] = {}
+        self._worker_wake_ups: dict[int, WakeUp | FutexWakeUp] = {}
+        self._wake_ups: dict[Sender, WakeUp | FutexWakeUp] = {}
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers, and return at once."""
@@ -54,7 +54,8 @@ class LocalPlacement(SteppingPlacement):
             descriptors = (socket.open(*worker), launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
             if worker.worker in self._worker_wake_ups:
                 self._wake_ups[worker] = wake_up = self._worker_wake_ups[worker.worker]
-                descriptors += (wake_up.fileno(),)
+                descriptors += wake_up.inherited
+                arguments["sum_before"] = wake_up.sum_before
             launcher.launch(handle, launch.entry, arguments, descriptors)
 
     def send(self, to: Sender, message: Message) -> None:
@@ -84,12 +85,12 @@ class LocalPlacement(SteppingPlacement):
             self._end_launcher()
         return self._received() + [Ended(self._handles[one.handle], *one[1:]) for one in exited]
 
-    def wake_up(self, worker: int) -> WakeUp:
+    def wake_up(self, worker: int, shared: FutexWakeUps | None) -> WakeUp | FutexWakeUp:
         """Make the wake-up of the next process of a worker. It is notified of every message too."""
         if self._socket is not None:
             # If no other descriptor is free, the wake-up takes a descriptor of the dead process.
             self._socket.drop(worker)
-        wake_up = self._worker_wake_ups[worker] = WakeUp()
+        wake_up = self._worker_wake_ups[worker] = WakeUp() if shared is None else FutexWakeUp(shared, worker)
         return wake_up
 
     def poller(self, descriptor: int) -> Poller:

@@ -1,13 +1,11 @@
 """Bounded spinning before a process sleeps.
 
-Waking a sleeping process costs more than the step of a cheap environment. A process that polls its eventfd for a moment
-does not have to be woken. The other side writes the eventfd either way, so a process does not announce that it will
-sleep, and no wake-up is lost between the last poll and the sleep.
+Waking a sleeping process costs more than the step of a cheap environment. A process that looks at a number in shared
+memory for a moment does not have to be woken.
 """
 
 from __future__ import annotations
 
-import select
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -44,25 +42,23 @@ class Spinning:
 
 
 class Spinner:
-    """Polls a wake-up for a bounded time, as long as this saves more than it costs.
+    """Looks at a number in shared memory for a bounded time, as long as this saves more than it costs.
 
     Args:
         spinning: Limits.
-        descriptor: Descriptor that is readable after a notification.
+        number: One item that changes with a notification.
         spun_ns: Counter of one int64, to which the nanoseconds of spinning are added.
     """
 
-    def __init__(self, spinning: Spinning, descriptor: int, spun_ns: Any) -> None:
+    def __init__(self, spinning: Spinning, number: memoryview, spun_ns: Any) -> None:
         self._limit_s, self._fraction, self._spun_ns = spinning.limit_s, spinning.fraction, spun_ns
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        self._look = poll.poll
+        self._number = number
         self._began = time.perf_counter()
         self._saved_s = 0.0
         self._waits_are_long = False
 
-    def heard(self) -> bool:
-        """Poll until a notification or the limit; return whether there was a notification.
+    def heard(self, seen: int) -> bool:
+        """Look until the number is another than ``seen``, or until the limit; return whether it is.
 
         The result is ``False`` at once if the last wait was long or the budget is spent. The caller then sleeps, and
         calls :meth:`woke` afterwards.
@@ -72,8 +68,8 @@ class Spinner:
         self._saved_s = min(MOST_SAVED_S, self._saved_s + self._fraction * (began - before))
         if self._waits_are_long or self._saved_s < 0.0:
             return False
-        look, until = self._look, began + self._limit_s
-        while not (heard := bool(look(0))) and time.perf_counter() < until:
+        number, until = self._number, began + self._limit_s
+        while not (heard := number[0] != seen) and time.perf_counter() < until:
             pass
         spun_s = time.perf_counter() - began
         self._spun_ns[0] += int(spun_s * 1e9)

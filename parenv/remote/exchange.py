@@ -9,7 +9,7 @@ from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.maps import AnyWeights, SlotMap
-from parenv.memory.status_slot import STATUS_SLOT_BYTES, status_slot
+from parenv.memory.status_slot import STATUS_SLOT_BYTES, take_status_slot
 from parenv.options import RemotePlacement
 from parenv.placement.base import Launch
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
@@ -176,4 +176,5 @@ def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:
         raise ProtocolError("a heartbeat has a status slot for each worker that it names")
     for i, worker in enumerate(workers):
         if worker in here:
-            status_slot(head, worker)[:] = heartbeat.status_slots[STATUS_SLOT_BYTES * i : STATUS_SLOT_BYTES * (i + 1)]
+            status = heartbeat.status_slots[STATUS_SLOT_BYTES * i : STATUS_SLOT_BYTES * (i + 1)]
+            take_status_slot(head, worker, status)

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, status_slot
+from parenv.memory.step_signals import StepSignals
 from parenv.placement.local import LocalPlacement
-from parenv.process.wake_up import WakeUp
+from parenv.process.futex import AVAILABLE
+from parenv.process.wake_up import FutexWakeUp, FutexWakeUps, WakeUp
 from parenv.protocol.frames import Sender
 from parenv.remote.host_messages import CHUNK_BYTES, Answers, Requests, RowPlan
 from parenv.remote.step_buffer_transfer import WorkerRows
@@ -32,7 +34,12 @@ class HostRows:
         self._poll = select.poll()
         self._poll.register(self.wake_up.fileno(), select.POLLIN)
         local.watch(self.wake_up.fileno())
-        self._wake_ups: dict[Sender, WakeUp] = {}
+        self._shared = FutexWakeUps(self._head) if AVAILABLE else None
+        # The host forwards the rows of each worker as soon as they are there.
+        signals = StepSignals(self._head)
+        signals.sleeping[0] = 1
+        signals.expect(0)
+        self._wake_ups: dict[Sender, WakeUp | FutexWakeUp] = {}
         self._rows: dict[Sender, WorkerRows] = {}
 
     def start(self, sender: Sender) -> None:
@@ -40,7 +47,7 @@ class HostRows:
         for before in [other for other in self._wake_ups if other.worker == sender.worker]:
             self._wake_ups.pop(before).close()
             self._rows.pop(before, None)
-        self._wake_ups[sender] = self._local.wake_up(sender.worker)
+        self._wake_ups[sender] = self._local.wake_up(sender.worker, self._shared)
         progress = StatusSlot(self._head, sender.worker)
         progress.said[0] = progress.has_infos[0] = 0
 

@@ -18,9 +18,10 @@ from parenv.memory.maps import AnyWeights, SlotMap, StepBufferMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.options import RemotePlacement
-from parenv.placement.base import Ended, Event, Launch, Notifier, Poller, Received, Traffic, drained
+from parenv.placement.base import Ended, Event, Launch, Notifier, Received, Traffic, drained
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
+from parenv.process.wake_up import FutexWakeUps, Poller
 from parenv.protocol.forms import harmless
 from parenv.protocol.frames import Sender, to_frames
 from parenv.protocol.messages import Message
@@ -104,11 +105,11 @@ class HostsPlacement:
         """Set the location of the rollout slots, before workers get it."""
         self._exchange.lay_out(slots)
 
-    def wake_up(self, worker: int) -> Notifier:
+    def wake_up(self, worker: int, shared: FutexWakeUps | None) -> Notifier:
         """Create the wake-up of the next process of a worker, on this machine or on a host."""
         self._exchange.step_buffers.used = True
         if worker < self._num_local:
-            return self._local.wake_up(worker)
+            return self._local.wake_up(worker, shared)
         return HostNotifier(partial(self._request, worker))
 
     def lay_out_step_buffer(self, step_buffer: StepBufferMap) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.kinds import is_kind, kind_numbers
 from parenv.memory.maps import StepBufferMap
-from parenv.memory.status_slot import status_slot
+from parenv.memory.status_slot import take_status_slot
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
 from parenv.protocol.messages import SideData
@@ -116,7 +116,7 @@ class StepBuffers:
         if worker not in self.rows or self._step_buffer is None:
             raise ProtocolError(f"worker {worker} has no rows to answer")
         self.rows[worker].write_answers(answers.rows, answers.data, kind_numbers(worker, len(self._step_buffer.shares)))
-        status_slot(head, worker)[:] = answers.status_slot
+        take_status_slot(head, worker, answers.status_slot)
 
     def check(self, worker: int, side_data: SideData) -> None:
         """Check side data of a host.

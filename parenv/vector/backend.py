@@ -13,13 +13,15 @@ from gymnasium.vector import AutoresetMode
 
 from parenv.memory.layout import leaves_as_data
 from parenv.memory.maps import StepBufferMap
-from parenv.memory.order import fence
+from parenv.memory.order import fence, full_fence
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
-from parenv.placement.base import Launch, Poller
+from parenv.memory.step_signals import StepSignals
+from parenv.placement.base import Launch
+from parenv.process.futex import AVAILABLE
 from parenv.process.spinning import Spinner
-from parenv.process.wake_up import WakeUp
+from parenv.process.wake_up import FutexWakeUps, Poller, WakeUp, sleep
 from parenv.protocol.messages import Actions, Message, Rows, StepReady
 from parenv.supervision.launch import local_launch, worker_placement
 from parenv.supervision.questions import Question
@@ -78,19 +80,22 @@ class Backend:
         self._placement = worker_placement(plan.placement, None, job.options)
         self._memory = SharedMemory(header_bytes(len(all_shares)))
         head = self._memory.map()
-        _, said, self._has_infos, heartbeats = status_slots(head, len(all_shares)).T
+        _, said, _, heartbeats = status_slots(head, len(all_shares)).T
         self._said, self._heartbeats = said[:count], heartbeats[:count]
         self._status = [StatusSlot(head, worker) for worker in range(len(all_shares))]
         self.workers = Workers(self._placement, self._status, self._shares)
         self.side_data, self.step_errors = self.workers.side_data, self.workers.step_errors
         self.warn = self.workers.warn
-        self._requests = Requests(all_shares, [self._placement.wake_up(worker) for worker in range(count)])
-        self.request_all, self.request = self._requests.of_all, self._requests.of
+        self._spoke, self._any_infos = self._status[0].spoke, self._status[0].any_infos
+        self._signals, self._shared = StepSignals(head), FutexWakeUps(head) if AVAILABLE else None
+        wake_ups = [self._placement.wake_up(worker, self._shared) for worker in range(count)]
+        self._requests = Requests(all_shares, wake_ups, self._shared)
+        self.request, self.expect = self._requests.of, self._signals.expect
         self._answers = WakeUp()
         self._poller: Poller | None = None
         self._spun_ns = memoryview(bytearray(8)).cast("q")
-        fileno = self._answers.fileno()
-        self._spinner = None if job.spinning is None else Spinner(job.spinning, fileno, self._spun_ns)
+        notified = self._signals.notified
+        self._spinner = None if job.spinning is None else Spinner(job.spinning, notified, self._spun_ns)
         product = Product(self._launch, self._briefing, self._note_change, self._unanswered, await_hosts=False)
         self._supervisor = Supervisor(self.workers, job.options, product)
         self.questions = self._supervisor.questions
@@ -118,8 +123,8 @@ class Backend:
 
     @property
     def has_infos(self) -> bool:
-        """Tell whether the last answers contain an info."""
-        return any(self._has_infos.tolist())
+        """Tell whether answers since the last :meth:`request_all` contain an info."""
+        return self._any_infos[0] != 0
 
     def statistics(self) -> VectorStatistics:
         """Return the restarts and the times of polling so far."""
@@ -144,6 +149,11 @@ class Backend:
             self._caller.use(self._step_buffer)
         return self._step_buffer
 
+    def request_all(self) -> None:
+        """Request a step of every sub-environment, while no other request is in progress."""
+        self._any_infos[0] = 0
+        self._requests.of_all()
+
     def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
         """Send actions that do not fit into the step buffer, or their dtypes, to the workers of sub-environments."""
         if actions.dtypes is not None:
@@ -161,18 +171,19 @@ class Backend:
         return lambda: bool((self._heartbeats != before).all())
 
     def listen(self, timeout_s: float) -> None:
-        """Step the share of this process if a request is pending; else wait for workers, at most up to the limit."""
+        """Step the share of this process if a request is pending; else wait for workers, at most up to the limit.
+
+        The caller has called :meth:`expect` and then looked at the rows.
+        """
         if self._caller is not None and self._caller.pending:
             self._caller.serve()
             return
         due_s = self._supervisor.next_s - time.monotonic()
-        if due_s > 0 and self._spinner is not None and self._spinner.heard():
-            self._answers.take()
+        if due_s > 0 and self._spinner is not None and self._spinner.heard(0):
             return
         if self._poller is None:
             self._poller = self._placement.poller(self._answers.fileno())
-        wait_s = max(0.0, min(timeout_s, due_s, MAX_WAIT_S))
-        ready = self._poller.poll(wait_s * 1000.0)
+        ready = sleep(self._signals, self._poller, max(0.0, min(timeout_s, due_s, MAX_WAIT_S)))
         woken = [found for found in ready if found[0] == self._answers.fileno()]
         if woken:
             self._answers.take()
@@ -183,10 +194,20 @@ class Backend:
 
     def catch_up(self) -> bool:
         """Receive all messages that workers have counted; tell whether there were any."""
-        if not self._shares:
-            return False
         # The caller has read request numbers, and will now read the rows that they guard.
         fence()
+        if not self._spoke[0]:
+            return False
+        # A message that is counted from here on sets the number again.
+        self._spoke[0] = 0
+        full_fence()
+        try:
+            return self._receive_counted()
+        except BaseException:
+            self._spoke[0] = 1
+            raise
+
+    def _receive_counted(self) -> bool:
         # A message may arrive before its sender has counted it, so fewer may be counted than were received.
         heard, deadline = self.workers.heard, math.inf
         step_timeout_s = self._plan.job.options.step_timeout_s or math.inf
@@ -274,7 +295,7 @@ class Backend:
 
     def _launch(self, worker: int | None) -> Launch:
         if worker is not None:
-            self._requests.put(worker, self._placement.wake_up(worker))
+            self._requests.put(worker, self._placement.wake_up(worker, self._shared))
             self._said[worker] = 0
         self._poller = None
         return replace(self._with_launch(self._memory.fd), descriptors=(self._answers.fileno(),))

@@ -9,7 +9,7 @@ import numpy as np
 
 from parenv.memory.step_buffer import StepBuffer
 from parenv.placement.base import Notifier
-from parenv.process.wake_up import ALL, ECHO
+from parenv.process.wake_up import ALL, ECHO, FutexWakeUp, FutexWakeUps
 
 
 class Requests:
@@ -18,14 +18,15 @@ class Requests:
     Args:
         shares: Number of sub-environments of each worker.
         wake_ups: Wake-up of each worker.
+        shared: Wake-ups of all workers that sleep on the futex. Default: no worker does.
 
     Attributes:
         away: Workers that have ended and are not back yet. They get no requests, because their rows begin new episodes.
         worker_of: Worker of each sub-environment, int64 ``[num_envs]``.
     """
 
-    def __init__(self, shares: Sequence[int], wake_ups: Sequence[Notifier]) -> None:
-        self._shares, self._wake_ups = shares, list(wake_ups)
+    def __init__(self, shares: Sequence[int], wake_ups: Sequence[Notifier], shared: FutexWakeUps | None = None) -> None:
+        self._shares, self._wake_ups, self._shared = shares, list(wake_ups), shared
         self._first = [sum(shares[:worker]) for worker in range(len(shares))]
         self._ordered = [0 for _ in shares]
         self.away: set[int] = set()
@@ -37,13 +38,20 @@ class Requests:
 
     def use(self, step_buffer: StepBuffer) -> None:
         """Use the rings of this step buffer."""
+        self._others = [wake_up for wake_up in self._wake_ups if not isinstance(wake_up, FutexWakeUp)]
         self._rings = np.split(step_buffer.orders, np.cumsum(self._shares[:-1]))
 
     def of_all(self) -> None:
         """Request a step of every sub-environment."""
-        for worker, wake_up in enumerate(self._wake_ups):
-            if worker not in self.away:
-                wake_up.notify(ALL)
+        if self._shared is None or self.away:
+            for worker, wake_up in enumerate(self._wake_ups):
+                if worker not in self.away:
+                    wake_up.notify(ALL)
+            return
+        # First those with a way to go. The last one is the share of this process, which only notes the request.
+        for wake_up in self._others:
+            wake_up.notify(ALL)
+        self._shared.notify_all()
 
     def of(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Request a step, or the begin of an episode, of some sub-environments."""

@@ -177,7 +177,8 @@ class VectorSession:
 
     def recv(self, timeout: float | None, batch_size: int) -> StepResults:
         """Wait for the sub-environments that are ready first, and return their results."""
-        self._wait(lambda: self._enough_ready(batch_size), timeout, "recv")
+        rows = self._plan.num_envs - self.under_way + batch_size
+        self._wait(lambda: self._enough_ready(batch_size), timeout, "recv", rows)
         self._take_messages()
         ids = self._ready
         if len(ids) > batch_size:
@@ -188,7 +189,7 @@ class VectorSession:
 
     def recv_from(self, ids: Any) -> StepResults:
         """Wait for the sub-environments ``ids``, int64 ``[n]``, and return their results."""
-        self._wait(lambda: self._are_ready(ids), None, "recv")
+        self._wait(lambda: self._are_ready(ids), None, "recv", 0)
         self._take_messages()
         return self._received(ids)
 
@@ -254,11 +255,22 @@ class VectorSession:
         if len(env_ids):
             self.backend.request(env_ids)
 
-    def _wait(self, done: Callable[[], bool], timeout: float | None, name: str) -> None:
-        """Wait until a condition holds. Afterwards no step or reset is pending, even after an exception."""
+    def _wait(self, done: Callable[[], bool], timeout: float | None, name: str, rows: int | None = None) -> None:
+        """Wait until a condition holds. Afterwards no step or reset is pending, even after an exception.
+
+        Args:
+            done: The condition.
+            timeout: Time limit in seconds, or ``None``.
+            name: Name of the user's call.
+            rows: Number of finished rows at which workers notify this process. Default: all.
+        """
+        rows = self._plan.num_envs if rows is None else rows
         backend, deadline = self.backend, math.inf if timeout is None else time.monotonic() + timeout
         try:
-            while not self._is_over(done):
+            while True:
+                backend.expect(rows)
+                if self._is_over(done):
+                    return
                 if self.stopped is not None:
                     raise self.stopped()
                 left_s = math.inf if timeout is None else deadline - time.monotonic()

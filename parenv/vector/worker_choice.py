@@ -105,7 +105,7 @@ def round_trip_s(backend: Backend, timeout_s: float) -> float:
     for _ in range(ROUND_TRIPS):
         began = time.perf_counter()
         echoed = backend.echo()
-        while not echoed():
+        while backend.expect(0) or not echoed():
             if (left := deadline - time.monotonic()) <= 0:
                 raise WorkerTimeoutError(f"not every worker woke up within {timeout_s:g} s")
             backend.listen(left)

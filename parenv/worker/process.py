@@ -6,7 +6,7 @@ import contextlib
 import faulthandler
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
@@ -15,7 +15,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import code
 from parenv.process.spinning import Spinner
 from parenv.process.stack_pipe import STACK_SIGNAL
-from parenv.process.wake_up import WakeUp, counts_of
+from parenv.process.wake_up import Answers, FutexWaiter, WakeUp, counts_of
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.step_task import StepTask
@@ -51,38 +51,44 @@ def serve_steps(arguments: dict[str, Any], *descriptors: int) -> int:
     """Serve requests in shared memory and messages until the driver sends ``Close``; return the exit code.
 
     Both kinds come with a wake-up, so this loop waits in one place only. The main process is notified after the data
-    is written. An eventfd goes through the kernel, so the process that it wakes sees everything that was written to
-    shared memory or to the socket before.
+    is written: by the last worker that finishes its rows of a step, and after each message.
 
-    The wake-ups are that of the main process and that of this worker.
+    The wake-ups are that of the main process and, on a machine without futexes, that of this worker.
     """
-    with _opened(arguments, *descriptors) as (worker, socket, (answers, wake_up)):
-        progress = worker.progress
-        cell, waiting = progress.cell, code("waiting")
+    with _opened(arguments, *descriptors) as (worker, socket, (answers_wake_up, *own)):
+        progress, head = worker.progress, worker.memory.map()
+        cell, said, waiting = progress.cell, progress.said, code("waiting")
+        waiter = own[0] if own else FutexWaiter(head, arguments["worker"], arguments["sum_before"])
+        take, answers = waiter.take, Answers(head, answers_wake_up)
         _drain(worker)
-        take = _take_after_spinning(worker, wake_up)
+        spinning = worker.prepared.spinning if isinstance(worker.prepared, StepTask) else None
+        if spinning is not None and isinstance(waiter, FutexWaiter):
+            waiter.spinner = Spinner(spinning, waiter.changes, progress.spun_ns)
         # While a driver waits for other workers to step, it must learn at once that a restarted worker is ready.
-        answers.notify(1)
+        answers.notify()
         while worker.open:
             cell[0] = waiting
             echoes, messages, all_rows, orders = counts_of(take())
             try:
                 if echoes:
                     progress.heartbeat[0] += 1
-                    answers.notify(1)
+                    answers.notify()
                 _receive(worker, socket, answers, messages)
                 if worker.failed:
                     continue
                 task: Any = worker.task
+                before = said[0]
                 while orders:
                     orders -= task.serve(orders)
-                    answers.notify(1)
+                    answers.notify_if_enough(task.step_buffer)
                 if all_rows:
                     task.step_all()
-                    answers.notify(1)
+                    answers.notify_if_enough(task.step_buffer)
+                if said[0] != before:
+                    answers.notify()
             except BaseException as error:
                 worker.fail(error)
-                answers.notify(1)
+                answers.notify()
     return 0
 
 
@@ -119,7 +125,7 @@ def _opened(
     socket.close()
 
 
-def _receive(worker: Worker, socket: WorkerSocket, answers: WakeUp, messages: int) -> None:
+def _receive(worker: Worker, socket: WorkerSocket, answers: Answers, messages: int) -> None:
     """Receive this many messages, and do what they ask for."""
     for _ in range(messages):
         # A driver that was interrupted by a signal handler may have notified about a message that it does not send
@@ -131,24 +137,7 @@ def _receive(worker: Worker, socket: WorkerSocket, answers: WakeUp, messages: in
         assert frames is not None
         worker.receive(from_frames(frames)[1])
         _drain(worker)
-        answers.notify(1)
-
-
-def _take_after_spinning(worker: Worker, wake_up: WakeUp) -> Callable[[], int]:
-    """Return the function that waits for the wake-up. If the job asks for it, the function spins before it sleeps."""
-    spinning = worker.prepared.spinning if isinstance(worker.prepared, StepTask) else None
-    if spinning is None:
-        return wake_up.take
-    spinner = Spinner(spinning, wake_up.fileno(), worker.progress.spun_ns)
-
-    def take() -> int:
-        heard = spinner.heard()
-        value = wake_up.take()
-        if not heard:
-            spinner.woke()
-        return value
-
-    return take
+        answers.notify()
 
 
 def _drain(worker: Worker) -> None:

@@ -46,6 +46,7 @@ class StepTask:
 
     Attributes:
         envs: The sub-environments.
+        step_buffer: The step buffer, once :meth:`use` was called.
         spinning: Settings for polling, from the job.
     """
 
@@ -81,7 +82,7 @@ class StepTask:
         """Use this step buffer."""
         job, (worker, generation), env_ids = self._job, self._sender, self._env_ids
         own, numbers = slice(env_ids.start, env_ids.stop), kind_numbers(worker, len(job.shares))
-        self._step_buffer = step_buffer
+        self.step_buffer = step_buffer
         self._side = SideChannel(
             InfoWriter(step_buffer.info_kinds, step_buffer.infos, numbers.__getitem__), self._progress
         )
@@ -99,7 +100,7 @@ class StepTask:
     def take(self, actions: Actions) -> None:
         """Store the dtypes of further actions, or actions that do not fit into the step buffer."""
         if actions.dtypes is not None:
-            self._step_buffer.view_actions(actions.dtypes)
+            self.step_buffer.view_actions(actions.dtypes)
         if actions.values:
             self._batch.actions.give(cloudpickle.loads(actions.values))
 
@@ -149,6 +150,8 @@ class StepTask:
         if self._side.has_data:
             self._send_side_data()
             self._output.report_error(self._side.take_errors())
+        if self._progress.has_infos[0]:
+            self._progress.any_infos[0] = 1
         self._batch.stamp()
 
     def _send_side_data(self) -> None:

@@ -16,6 +16,7 @@ import cloudpickle
 
 from parenv.envs.seeding import RandomState, worker_seed
 from parenv.envs.step_buffer_rows import EnvError
+from parenv.memory.order import fence
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
@@ -46,6 +47,8 @@ class Output:
         # The count comes after the message and before any wake-up: a driver that is notified reads from it how many
         # messages it has to receive.
         self._progress.said[0] += 1
+        fence()
+        self._progress.spoke[0] = 1
 
     def warn(self, text: str) -> None:
         """Warn the user, as soon as the conversation allows it."""
@@ -103,6 +106,7 @@ class Worker:
         owns_process: Whether random states and thread settings of this process belong to the worker.
 
     Attributes:
+        memory: Shared memory.
         progress: Status slot of the worker in shared memory.
         prepared: Sub-environments, once they are made.
         task: Task, once the layout has arrived.
@@ -119,7 +123,7 @@ class Worker:
         send: Callable[[Message], None],
         owns_process: bool,
     ) -> None:
-        self._sender, self._memory, self._owns_process = sender, memory, owns_process
+        self._sender, self.memory, self._owns_process = sender, memory, owns_process
         self._load_job: Callable[[], WorkerJob] = lambda: load_job().of_worker(sender.worker)
         self._conversation = Conversation()
         self._inbox = Inbox()
@@ -200,7 +204,7 @@ class Worker:
     def _handle(self, message: Message) -> None:
         if isinstance(message, Layout | Rows):
             assert self.prepared is not None
-            self.task = self.prepared.lay_out(message, self._memory.map())
+            self.task = self.prepared.lay_out(message, self.memory.map())
             self._output.flush()
             return
         assert self.task is not None

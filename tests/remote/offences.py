@@ -122,7 +122,7 @@ class Run:
         spec = StepBufferSpec(2 * SHARE, leaves(OBSERVED), leaves(ACTED), INFO_BYTES)
         self.memory.grow(self.head_bytes + spec.fields()[1])
         self.step_buffer = StepBuffer(spec, self.memory.map(), self.head_bytes)
-        self.wake_ups = [self.placement.wake_up(worker) for worker in range(2)]
+        self.wake_ups = [self.placement.wake_up(worker, None) for worker in range(2)]
         self.placement.lay_out_step_buffer(StepBufferMap(self.memory.map(), spec, self.head_bytes, (SHARE, SHARE)))
 
     def __enter__(self) -> Self:

@@ -1,64 +1,283 @@
-"""Wake-ups: numbers add up until they are taken."""
+"""Wake-ups: numbers add up until they are taken, and no notification is lost."""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
-from parenv.process.wake_up import ALL, ECHO, MESSAGE, WakeUp, counts_of
+from parenv.memory.shared import SharedMemory
+from parenv.memory.status_slot import header_bytes
+from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.memory.step_signals import StepSignals
+from parenv.process.futex import Futex
+from parenv.process.wake_up import (
+    ALL,
+    ECHO,
+    MESSAGE,
+    Answers,
+    FutexWaiter,
+    FutexWakeUp,
+    FutexWakeUps,
+    WakeUp,
+    counts_of,
+    sleep,
+)
+
+Notify, Take = Callable[[int], object], Callable[[], int]
+KINDS = ("eventfd", "futex")
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-def wake_up() -> Iterator[WakeUp]:
+def eventfd() -> Iterator[WakeUp]:
     made = WakeUp()
     yield made
     made.close()
 
 
-def readable(wake_up: WakeUp) -> bool:
-    return bool(select.select([wake_up], [], [], 0)[0])
+@pytest.fixture(params=KINDS)
+def ends(request: pytest.FixtureRequest, eventfd: WakeUp) -> tuple[Notify, Take]:
+    """The function that notifies a worker, and the one with which the worker takes the sum."""
+    if request.param == "eventfd":
+        return eventfd.notify, eventfd.take
+    head = bytearray(header_bytes(2))
+    return FutexWakeUp(FutexWakeUps(head), 1).notify, FutexWaiter(head, 1, 0).take
 
 
-def test_what_is_rung_adds_up_and_is_taken_once(wake_up: WakeUp) -> None:
-    assert not readable(wake_up)
+def test_numbers_add_up_and_are_taken_once(ends: tuple[Notify, Take]) -> None:
+    notify, take = ends
     for value in (3, ALL, 2, MESSAGE, ECHO, MESSAGE):
-        wake_up.notify(value)
-    assert readable(wake_up)
-    assert counts_of(wake_up.take()) == (1, 2, 1, 5)
-    assert not readable(wake_up)
+        notify(value)
+    assert counts_of(take()) == (1, 2, 1, 5)
+    notify(4)
+    assert counts_of(take()) == (0, 0, 0, 4)
 
 
-def test_whoever_takes_waits_for_the_next_ring(wake_up: WakeUp) -> None:
-    taken: list[int] = []
-    thread = threading.Thread(target=lambda: taken.append(wake_up.take()))
+def test_a_worker_without_a_number_waits_for_the_next_one(ends: tuple[Notify, Take]) -> None:
+    (notify, take), taken = ends, list[int]()
+    thread = threading.Thread(target=lambda: taken.append(take()))
     thread.start()
-    wake_up.notify(7)
+    notify(7)
     thread.join(60)
     assert taken == [7]
 
 
-def test_a_bell_made_of_the_same_descriptor_rings_the_same_bell(wake_up: WakeUp) -> None:
-    other = WakeUp(os.dup(wake_up.fileno()))
+def test_many_numbers_are_all_taken(ends: tuple[Notify, Take]) -> None:
+    notify, take = ends
+    for _ in range(700):
+        notify(1)
+    assert take() == 700
+
+
+def test_an_eventfd_with_the_same_descriptor_has_the_same_sum(eventfd: WakeUp) -> None:
+    other = WakeUp(os.dup(eventfd.fileno()))
     other.notify(5)
-    assert wake_up.take() == 5
+    assert eventfd.take() == 5
     other.close()
 
 
-def test_many_rings_are_all_taken(wake_up: WakeUp) -> None:
-    for _ in range(700):
-        wake_up.notify(1)
-    total = 0
-    while readable(wake_up):
-        total += wake_up.take()
-    assert total == 700
-
-
-def test_closing_twice_closes_once(wake_up: WakeUp) -> None:
-    wake_up.close()
-    wake_up.close()
+def test_closing_an_eventfd_twice_closes_it_once(eventfd: WakeUp) -> None:
+    eventfd.close()
+    eventfd.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(wake_up.fileno())
+        os.fstat(eventfd.fileno())
+
+
+def test_one_round_reaches_every_worker_beside_the_numbers_of_its_own() -> None:
+    head = bytearray(header_bytes(40))
+    shared = FutexWakeUps(head)
+    waiters = [FutexWaiter(head, worker, 0) for worker in range(40)]
+    FutexWakeUp(shared, 33).notify(MESSAGE)
+    shared.notify_all()
+    for worker, waiter in enumerate(waiters):
+        assert counts_of(waiter.take()) == (0, int(worker == 33), 1, 0)
+
+
+def test_a_new_process_of_a_worker_takes_nothing_that_was_for_an_earlier_one() -> None:
+    head = bytearray(header_bytes(1))
+    shared = FutexWakeUps(head)
+    FutexWakeUp(shared, 0).notify(3 * MESSAGE)
+    shared.notify_all()
+    restarted = FutexWakeUp(shared, 0)
+    restarted.notify(MESSAGE)
+    waiter = FutexWaiter(head, 0, restarted.sum_before)
+    assert counts_of(waiter.take()) == (0, 1, 0, 0)
+    shared.notify_all()
+    assert counts_of(waiter.take()) == (0, 0, 1, 0)
+
+
+def test_sums_and_rounds_go_on_after_their_largest_number() -> None:
+    head = bytearray(header_bytes(1))
+    shared = FutexWakeUps(head)
+    shared.signals.rounds[0] = Futex(head, 32).number[0] = (1 << 32) - 1
+    shared.signals.request_sum(0)[0] = (1 << 64) - 2
+    wake_up = FutexWakeUp(shared, 0)
+    waiter = FutexWaiter(head, 0, wake_up.sum_before)
+    wake_up.notify(5)
+    shared.notify_all()
+    assert counts_of(waiter.take()) == (0, 0, 1, 5)
+
+
+def test_the_main_process_is_notified_when_enough_rows_are_finished(eventfd: WakeUp) -> None:
+    head = bytearray(header_bytes(1))
+    spec = StepBufferSpec(4, (), (), 0)
+    step_buffer = StepBuffer(spec, bytearray(spec.fields()[1]))
+    signals, answers = StepSignals(head), Answers(head, eventfd)
+    step_buffer.requested[:] = 5
+    for wanted in (0, 1, 3, 4):
+        step_buffer.finished[:] = 0
+        for finished in range(5):
+            step_buffer.finished[:finished] = 5
+            signals.expect(wanted)
+            answers.notify_if_enough(step_buffer)
+            assert signals.notified[0] == (finished >= wanted), (wanted, finished)
+
+
+def test_only_a_main_process_that_sleeps_costs_a_system_call(eventfd: WakeUp) -> None:
+    signals_head = bytearray(header_bytes(1))
+    signals, answers = StepSignals(signals_head), Answers(signals_head, eventfd)
+    poll = select.poll()
+    poll.register(eventfd.fileno(), select.POLLIN)
+    signals.expect(0)
+    answers.notify()
+    assert not poll.poll(0)
+    assert sleep(signals, poll, 60.0) == []
+    signals.expect(0)
+    thread = threading.Thread(target=answers.notify)
+    signals.sleeping[0] = 1
+    thread.start()
+    thread.join()
+    assert poll.poll(0)
+
+
+WORKER = """
+import sys
+import numpy as np
+from parenv.memory.order import fence
+from parenv.memory.shared import SharedMemory
+from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.process.spinning import Spinner, Spinning
+from parenv.process.wake_up import Answers, FutexWaiter, WakeUp, counts_of
+
+memory, eventfd, worker, offset, workers, before, spins = map(int, sys.argv[1:])
+head = SharedMemory(fd=memory).map()
+step_buffer = StepBuffer(StepBufferSpec(workers, (), (), 0), head, offset)
+waiter, answers = FutexWaiter(head, worker, before), Answers(head, WakeUp(eventfd))
+if spins:
+    waiter.spinner = Spinner(Spinning(20e-6, float("inf")), waiter.changes, memoryview(bytearray(8)).cast("q"))
+requested, finished, rewards = step_buffer.requested, step_buffer.finished, step_buffer.rewards
+answers.notify()
+while True:
+    _, messages, rounds, _ = counts_of(waiter.take())
+    if messages:
+        break
+    assert rounds == 1, rounds
+    rewards[worker] = requested[worker]
+    fence()
+    finished[worker] = requested[worker]
+    answers.notify_if_enough(step_buffer)
+"""
+
+
+class Run:
+    """Workers that finish a row in each round, and a main process that waits for the last of them."""
+
+    def __init__(self, workers: int, spins: bool, cores: set[int]) -> None:
+        spec, offset = StepBufferSpec(workers, (), (), 0), header_bytes(workers)
+        self.memory = SharedMemory(offset + spec.fields()[1])
+        head = self.memory.map()
+        self.step_buffer = StepBuffer(spec, head, offset)
+        self.shared, self.signals, self.eventfd = FutexWakeUps(head), StepSignals(head), WakeUp()
+        self.poll = select.poll()
+        self.poll.register(self.eventfd.fileno(), select.POLLIN)
+        self.wake_ups = [FutexWakeUp(self.shared, worker) for worker in range(workers)]
+        self.sleeps, self._arguments = 0, (offset, workers, 0, int(spins))
+        self._cores = cores
+        self.processes = [self.start(worker) for worker in range(workers)]
+
+    def start(self, worker: int) -> subprocess.Popen[bytes]:
+        """Start a worker, and wait for it."""
+        descriptors = (self.memory.fd, self.eventfd.fileno())
+        offset, workers, _, spins = self._arguments
+        before = self.wake_ups[worker].sum_before
+        arguments = (*descriptors, worker, offset, workers, before, spins)
+        self.signals.sleeping[0] = 1
+        started = subprocess.Popen(
+            [sys.executable, "-c", WORKER, *map(str, arguments)],
+            pass_fds=descriptors,
+            preexec_fn=lambda: os.sched_setaffinity(0, self._cores),
+        )
+        assert self.poll.poll(60_000), "the worker does not start"
+        self.eventfd.take()
+        return started
+
+    def round(self, number: int) -> None:
+        """Have every worker finish its row."""
+        self.step_buffer.requested[:] = number
+        self.shared.notify_all()
+        self.wait()
+        assert (self.step_buffer.rewards == number).all()
+
+    def wait(self) -> None:
+        """Wait until all rows are finished."""
+        rows = len(self.step_buffer.finished)
+        while self.signals.expect(rows) or not self.step_buffer.has_finished(rows):
+            ready = sleep(self.signals, self.poll, 30.0)
+            assert ready or self.signals.notified[0], "a notification is lost"
+            self.sleeps += 1
+            if ready:
+                self.eventfd.take()
+
+    def close(self) -> None:
+        for wake_up, process in zip(self.wake_ups, self.processes, strict=True):
+            wake_up.notify(MESSAGE)
+            assert process.wait(60) == 0
+        self.eventfd.close()
+        self.memory.close()
+
+
+ROUNDS = [
+    2_000,
+    pytest.param(300_000, marks=pytest.mark.more),
+    pytest.param(25_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(20_000)]),
+]
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("on_one_core", [False, True])
+@pytest.mark.parametrize("spins", [False, True])
+def test_no_wake_up_is_lost(spins: bool, on_one_core: bool, rounds: int) -> None:
+    everywhere = os.sched_getaffinity(0)
+    cores = {min(everywhere)} if on_one_core else everywhere
+    os.sched_setaffinity(0, cores)
+    try:
+        run = Run(workers=3, spins=spins, cores=cores)
+        for number in range(1, rounds + 1):
+            run.round(number)
+        # Two of the last workers may both notify, but not all workers of each round.
+        assert run.sleeps < 2 * rounds
+        run.close()
+    finally:
+        os.sched_setaffinity(0, everywhere)
+
+
+def test_rounds_go_on_when_a_worker_is_killed_and_replaced() -> None:
+    run = Run(workers=3, spins=False, cores=os.sched_getaffinity(0))
+    number = 0
+    for victim in np.random.default_rng(0).integers(0, 3, 5).tolist():
+        for _ in range(50):
+            number += 1
+            run.round(number)
+        run.processes[victim].send_signal(signal.SIGKILL)
+        run.processes[victim].wait(60)
+        run.wake_ups[victim] = FutexWakeUp(run.shared, victim)
+        run.processes[victim] = run.start(victim)
+    run.close()
