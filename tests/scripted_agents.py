@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -167,6 +168,23 @@ class ScriptedTurns(Scripted):
                 self._sum[agent] = 0.0
                 self.terminations[agent] = self.truncations[agent] = False
         self._queue = list(self.agents)
+
+
+def scripted(count: int, kind: Any = Scripted) -> list[Any]:
+    """Factories of such environments with the numbers from 0 on."""
+    return [functools.partial(kind, env_id) for env_id in range(count)]
+
+
+def species(agent: str, episode: Any) -> str:
+    """Of ``fox_0``: ``fox``."""
+    return agent.split("_")[0]
+
+
+def opponents(agent: str, episode: Any) -> str:
+    """Foxes have one policy; hens have theirs or a frozen version of it, drawn for each episode."""
+    if agent.startswith("fox"):
+        return "fox"
+    return str(episode.generator.choice(["hen", *episode.settings["hen"].get("past", [])]))
 
 
 def act(observations: Any) -> Any:

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from policies import zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, Stop, WorkerOptions
 from parenv.advice import Advice, Setting
@@ -28,10 +29,6 @@ class Sleeping(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         time.sleep(self.seconds)
         return np.zeros(3, np.float32), 0.0, False, False, {}
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def burn(processor_seconds: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from policies import zeros
 from scripted_agents import (
     AGENTS,
     Ledger,
@@ -17,17 +18,11 @@ from scripted_agents import (
     delivered,
     plain_loop,
     plain_turns,
+    scripted,
+    species,
 )
 
 from parenv import AsyncWorkerPool, Stop
-
-
-def scripted(count: int, kind: Any = Scripted) -> list[Any]:
-    return [lambda env_id=env_id: kind(env_id) for env_id in range(count)]
-
-
-def species(agent: str, episode: Any) -> str:
-    return agent.split("_")[0]
 
 
 def check(found: Ledger, wanted: Ledger) -> None:
@@ -130,10 +125,6 @@ class Emptying:
 
     def close(self) -> None:
         pass
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def test_agents_of_an_emptied_environment_that_acts_in_turns_are_truncated_with_their_last_rewards() -> None:

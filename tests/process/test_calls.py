@@ -10,16 +10,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from policies import zeros
 from scripts import printed_by
 
 from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, Policy, Stop, SubEnvironmentError, TorchPolicy
 from parenv.options import WorkerOptions
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 class Talkative(LedgerEnv):

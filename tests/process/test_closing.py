@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError
 from members import Short, population
+from policies import zeros
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, PoolClosedError, WorkerOptions
 from parenv.process import launcher
@@ -38,10 +39,6 @@ class Slow(Short):
         while not self.until.exists():
             time.sleep(0.001)
         return super().step(action)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), int)
 
 
 class Pool:

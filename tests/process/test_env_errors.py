@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from policies import zeros
 from sampling import one_in
 
 from parenv import (
@@ -115,10 +116,6 @@ def test_returns_and_lengths_begin_anew_behind_a_replacement() -> None:
         for rollout in pool.rollouts(Stop(env_steps=3000)):
             finals = rollout.final_observations
             assert rollout.episodes.lengths.tolist() == finals[:, 2].tolist()
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 @pytest.mark.one_in(2)

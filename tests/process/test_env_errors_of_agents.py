@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 from sampling import one_in
-from scripted_agents import AGENTS, Counter, Ledger, Scripted, ScriptedTurns, act, delivered, plain_loop, plain_turns
+from scripted_agents import (
+    AGENTS,
+    Counter,
+    Ledger,
+    Scripted,
+    ScriptedTurns,
+    act,
+    delivered,
+    plain_loop,
+    plain_turns,
+    species,
+)
 
 from parenv import AsyncWorkerPool, ConfigurationError, RestartPolicy, Stop, WorkerOptions
 
@@ -81,10 +92,6 @@ def lived_until_it_broke(kind: Any, env_id: int) -> Ledger:
         return plain_turns(env_id, last) if turns else plain_loop(env_id, last - 1)[0]
     every = plain_turns(env_id, 300) if turns else plain_loop(env_id, 60)[0]
     return {key: [one for one in ledger if one.observation[1] < last - 1] for key, ledger in every.items()}
-
-
-def species(agent: str, episode: Any) -> str:
-    return agent.split("_")[0]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeReward, RecordEpisodeStatistics, TransformReward
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorEpisodeStatistics
 from gymnasium.wrappers.vector import TransformReward as TransformVectorReward
+from policies import zeros
 
 from parenv import AsyncWorkerPool, Stop
 
@@ -62,10 +63,6 @@ def game() -> gym.Env[Any, Any]:
 
 def lives() -> gym.Env[Any, Any]:
     return TransformReward(EpisodicLife(RecordEpisodeStatistics(Game())), halved)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def games(mode: AutoresetMode) -> Any:

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from policies import lean, zeros
 from scripted_agents import Scripted, ScriptedTurns
 
 from parenv import AsyncWorkerPool, ConfigurationError, Policy, PoolClosedError, RolloutsByPolicy, Stop, TorchPolicy
@@ -23,10 +24,6 @@ from parenv.progress import scalars
 from parenv.testing import LedgerEnv, check_ledger
 
 PATIENCE_S = 120.0
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 class Paid(gym.Env[Any, Any]):
@@ -374,10 +371,6 @@ def test_a_stream_stops_at_the_return_of_an_evaluation_that_ends_during_it() -> 
             pass
         assert pool.statistics().evaluation.mean_return == 45  # type: ignore[union-attr]
         assert pool.statistics().seconds < PATIENCE_S
-
-
-def lean(observations: Any) -> Any:
-    return observations[:, 2] > 0
 
 
 class Only(gym.Wrapper[Any, Any, Any, Any]):

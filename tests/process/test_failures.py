@@ -16,6 +16,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import ledgers
+from policies import zeros
 
 from parenv import (
     Action,
@@ -40,10 +42,6 @@ from parenv.process import launcher
 from parenv.testing import LedgerEnv
 
 SLEEP_S = 120.0
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 class SimulatorError(RuntimeError):
@@ -73,7 +71,7 @@ class Faulty(LedgerEnv):
 
 
 def one_faulty(where: str, act: Any) -> list[Any]:
-    good = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
+    good = ledgers(4)
     return [*good[:2], lambda: Faulty(2, where, act), good[3]]
 
 

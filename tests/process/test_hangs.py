@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from policies import zeros
 
 from parenv import AsyncWorkerPool, RestartPolicy, WorkerMemoryError, WorkerOptions, WorkerTimeoutError
 from parenv.testing import LedgerEnv
 from parenv.worker.writing import RolloutWriter
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def once(flag: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sampling import one_in
-from scripted_agents import Scripted, ScriptedTurns, act
+from scripted_agents import Scripted, ScriptedTurns, act, species
 
 from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop
 from parenv.policy.policy import Action
@@ -51,10 +51,6 @@ class Remembers(Policy):
 
     def act(self, observations: Any, carry: Any, mask: Any = None) -> Action:
         return Action(as_told(observations, mask), {}, carry + 1)
-
-
-def species(agent: str, episode: Any) -> str:
-    return agent.split("_")[0]
 
 
 def by_turns(agent: str, episode: Any) -> str:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
+from policies import zeros
 from scripts import printed_by
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, WorkerError, WorkerOptions
@@ -255,10 +255,6 @@ def _channels(process: psutil.Process) -> int:
         with contextlib.suppress(FileNotFoundError):  # It is just being closed.
             held += int(descriptor.name) > 2 and not os.readlink(descriptor).startswith("/")
     return held
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 OPEN = """

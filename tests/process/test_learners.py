@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from comparison import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from policies import lean
 
 import parenv.process.launcher
 from parenv import AsyncWorkerPool, ConfigurationError, Rollout, Stop
@@ -42,10 +43,6 @@ class Talkative(LedgerEnv):
 
 def ledgers() -> list[Any]:
     return [lambda env_id=env_id: Talkative(env_id) for env_id in range(NUM_ENVS)]
-
-
-def lean(observations: Any) -> Any:
-    return (observations[:, 2] > 0).astype(np.int64)
 
 
 ENVIRONMENTS = {"ledger": ledgers(), "cartpole": "CartPole-v1"}

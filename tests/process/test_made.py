@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
+from policies import zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def sharing(wrapped: bool = False) -> Any:

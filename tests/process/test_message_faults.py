@@ -10,8 +10,8 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
+from policies import zeros
 from sampling import one_in
 
 from parenv import (
@@ -160,10 +160,6 @@ class Clerk(LedgerEnv):
 
     def fail(self) -> None:
         raise LookupError("as asked")
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def clerks(count: int) -> list[Any]:

@@ -9,18 +9,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import ledgers
+from policies import zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, Stop
 from parenv.learning import RateLimiter, pipeline
-from parenv.testing import LedgerEnv, check_ledger
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
+from parenv.testing import check_ledger
 
 
 def ledger_pool(num_workers: int, **more: Any) -> AsyncWorkerPool:
-    factories = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
+    factories = ledgers(4)
     return AsyncWorkerPool(factories, zeros, num_workers=num_workers, rollout_length=8, **more)
 
 

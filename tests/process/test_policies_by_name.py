@@ -15,7 +15,21 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from scripted_agents import AGENTS, Counter, Ledger, Scripted, ScriptedTurns, act, delivered, plain_loop, plain_turns
+from policies import lean
+from scripted_agents import (
+    AGENTS,
+    Counter,
+    Ledger,
+    Scripted,
+    ScriptedTurns,
+    act,
+    delivered,
+    opponents,
+    plain_loop,
+    plain_turns,
+    scripted,
+    species,
+)
 
 from parenv import (
     AsyncWorkerPool,
@@ -39,14 +53,6 @@ NO_POOL = {"num_workers": 0, "rollout_length": 4}
 TWO = {"hen": act, "fox": act}
 
 
-def scripted(count: int, kind: Any = Scripted) -> list[Any]:
-    return [lambda env_id=env_id: kind(env_id) for env_id in range(count)]
-
-
-def species(agent: str, episode: Any) -> str:
-    return agent.split("_")[0]
-
-
 class Scorer(torch.nn.Module):
     """Says which weights it acts with."""
 
@@ -63,12 +69,6 @@ class Scorer(torch.nn.Module):
 
 def scorer(value: float = 0.0, name: str = "weight") -> TorchPolicy:
     return TorchPolicy(Scorer(value), "act", ("actions", name, "count"))
-
-
-def opponents(agent: str, episode: Any) -> str:
-    if agent.startswith("fox"):
-        return "fox"
-    return str(episode.generator.choice(["hen", *episode.settings["hen"].get("past", [])]))
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.more)])
@@ -578,10 +578,6 @@ def test_an_environment_of_gymnasium_has_one_agent() -> None:
         assert rollout["odd"].agents == ["agent", "agent"]
         pool.set_attr("wind", 3)
         assert pool.get_attr("wind") == (3, 3, 3, 3, 3)
-
-
-def lean(observations: Any) -> Any:
-    return observations[:, 2] > 0
 
 
 def test_rows_that_are_kept_are_never_overwritten() -> None:

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from policies import zeros
 from sampling import one_in
 
 from parenv import Action, AsyncWorkerPool, Policy, PolicyLagError, Stop
 from parenv.testing import LedgerEnv, check_ledger
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 class Slow(LedgerEnv):

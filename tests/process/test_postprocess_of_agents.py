@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sampling import one_in
-from scripted_agents import Scripted, ScriptedTurns, act
+from scripted_agents import Scripted, ScriptedTurns, act, species
 
 from parenv import AsyncWorkerPool, Policy, PolicyOutputError, Stop
 from parenv.policy.policy import Action
@@ -29,10 +29,6 @@ def scaled(policy: Any, rows: Any) -> Any:
     if policy.scale == 0:
         return {}
     return {"scaled": (rows.rewards * policy.scale).reshape(*rows.rewards.shape, *(1,) * len(policy.shape)) + 1}
-
-
-def species(agent: str, episode: Any) -> str:
-    return agent.split("_")[0]
 
 
 def by_turns(agent: str, episode: Any) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from policies import zeros
+from scripted_agents import species
 
 from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv, Policy, Stop
 from parenv.policy.policy import Action
@@ -21,16 +23,8 @@ class Masked(Policy):
         return Action((np.random.random(mask.shape) * mask).argmax(1))
 
 
-def first_action(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
 def maker(module: str, name: str, **how: Any) -> Any:
     return lambda: getattr(import_module(module), name)(**how)
-
-
-def kind_of(agent: str, episode: Any) -> str:
-    return agent.split("_")[0]
 
 
 SPREAD = maker("mpe2.simple_spread_v3", "parallel_env")
@@ -42,8 +36,8 @@ KNIGHTS = maker("pettingzoo.butterfly.knights_archers_zombies_v11", "parallel_en
 
 @pytest.mark.more
 def test_agents_with_other_spaces_have_policies_of_their_own() -> None:
-    policies = {"adversary": first_action, "agent": first_action}
-    with AsyncWorkerPool(TAG, policies, policy_of=kind_of, num_envs=4, num_workers=2, rollout_length=30) as pool:
+    policies = {"adversary": zeros, "agent": zeros}
+    with AsyncWorkerPool(TAG, policies, policy_of=species, num_envs=4, num_workers=2, rollout_length=30) as pool:
         for rollout in pool.rollouts(Stop(env_steps=480)):
             hunters, hunted = rollout["adversary"], rollout["agent"]  # type: ignore[index]
             assert (hunters.rewards.shape, hunted.rewards.shape) == ((30, 6), (30, 2))
@@ -54,7 +48,7 @@ def test_agents_with_other_spaces_have_policies_of_their_own() -> None:
 
 
 def test_the_state_of_all_is_there_once_per_step_and_what_each_observes_is_part_of_it() -> None:
-    with AsyncWorkerPool(SPREAD, {"all": first_action}, num_envs=2, num_workers=0, rollout_length=60) as pool:
+    with AsyncWorkerPool(SPREAD, {"all": zeros}, num_envs=2, num_workers=0, rollout_length=60) as pool:
         rollout: Any = next(pool.rollouts())
     rows = rollout["all"]
     assert rollout.states.shape == (60, 2, 54)
@@ -114,7 +108,7 @@ def test_who_dies_before_the_others_is_not_alive() -> None:
 
 def test_where_one_policy_is_wanted_environments_of_several_agents_are_refused_with_what_to_do() -> None:
     for start in (
-        lambda: AsyncWorkerPool(SPREAD, first_action, num_workers=1),
+        lambda: AsyncWorkerPool(SPREAD, zeros, num_workers=1),
         lambda: ParallelVectorEnv([SPREAD], num_workers=1),
     ):
         with pytest.raises(ConfigurationError, match=r"act together .* Give AsyncWorkerPool policies by name"):

@@ -13,7 +13,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
+from nets import Biased
+from policies import zeros
 from sampling import one_in
 
 from parenv import (
@@ -46,20 +47,7 @@ class Fails(LedgerEnv):
         return super().step(action)
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = torch.nn.Parameter(torch.zeros(()))
-
-    def forward(self, observations: Any) -> Any:
-        return torch.zeros(len(observations), dtype=torch.int64)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-def loss(policy: Net, rollout: Any) -> Any:
+def loss(policy: Biased, rollout: Any) -> Any:
     return policy.bias * rollout.rewards.mean()
 
 
@@ -110,12 +98,12 @@ def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_p
 @pytest.mark.parametrize(("mode", "rollout_length"), one_in(2, [("sync", 8), ("async", 8), ("sync", "episode")]))
 def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_length: Any, tmp_path: Path) -> None:
     with AsyncWorkerPool(
-        lambda: LedgerEnv(0), Net(), num_envs=4, num_workers=2, mode=mode, rollout_length=rollout_length,
+        lambda: LedgerEnv(0), Biased(), num_envs=4, num_workers=2, mode=mode, rollout_length=rollout_length,
         parallelism="gradient", loss_fn=loss, gradient=GradientOptions(),
     ) as pool:  # fmt: skip
         pool.trace(tmp_path / "trace.json")
         for _ in pool.gradients(Stop(env_steps=10_000)):
-            pool.publish(Net())
+            pool.publish(Biased())
         statistics = pool.statistics()
     timeline = read_timeline(tmp_path / "trace.json")
     check(timeline, statistics)

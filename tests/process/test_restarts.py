@@ -14,6 +14,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from envs import ledgers
+from policies import zeros
 from scripts import printed_by
 
 from parenv import (
@@ -39,14 +41,6 @@ OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, m
 
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
-
-
-def ledgers(count: int) -> list[Any]:
-    return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def kill(pool: AsyncWorkerPool, worker: int) -> bool:

@@ -18,7 +18,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from envs import Copied, OwnVectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
+from policies import zeros
 from test_state_dict import Walk
 
 from parenv import AsyncWorkerPool, ConfigurationError, Policy, Rollout, Stop, TorchPolicy, WorkerOptions
@@ -69,15 +71,6 @@ def a_file_stands_for_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 ON_DEVICE = WorkerOptions(rollout_device="cpu", setup_fn=stand_in)
-
-
-class OwnVectorEnv(SyncVectorEnv):
-    """Not the bare one that is unwrapped."""
-
-
-class Copied(gym.ObservationWrapper[Any, Any, Any]):
-    def observation(self, observation: Any) -> Any:
-        return observation.copy()
 
 
 class Tensors(VectorEnv[Any, Any, Any]):
@@ -253,10 +246,6 @@ def test_postprocess_gets_and_gives_what_lies_there() -> None:
     ) as pool:
         rollout = next(pool.rollouts())
         assert torch.equal(rollout.extras["doubled"], rollout.observations[..., 0] * 2)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def test_a_state_is_saved_and_goes_on() -> None:

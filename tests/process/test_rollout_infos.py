@@ -10,8 +10,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import OwnVectorEnv
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 
 from parenv import AsyncWorkerPool, ConfigurationError, ObservationError, Policy, Stop, TorchPolicy, WorkerOptions
 from parenv.policy.policy import Action
@@ -57,10 +58,6 @@ class Masked(gym.Env[Any, Any]):
 
     def set_state(self, state: Any) -> None:
         self.shown, self.steps = state["shown"], state["steps"]
-
-
-class OwnVectorEnv(SyncVectorEnv):
-    """Not the bare one that is unwrapped."""
 
 
 MAKERS = {

@@ -10,18 +10,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import ledgers
+from policies import zeros
 
 from parenv import AsyncWorkerPool, Policy, PoolClosedError, Rollout, Stop, TorchPolicy
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
-
-
-def ledgers(count: int) -> list[Any]:
-    return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 class Scorer(torch.nn.Module):

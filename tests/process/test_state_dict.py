@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from policies import zeros
 
 from parenv import (
     AsyncWorkerPool,
@@ -117,10 +118,6 @@ def test_a_resumed_sync_run_is_the_run_that_was_not_interrupted(num_workers: int
         assert (statistics.env_steps, pool.evaluate(3, deterministic=False).returns.tolist()) == (steps, evaluated)
         assert 0 < statistics.env_steps_per_second < 1e7
     assert first + second == whole
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 @pytest.mark.more

@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from envs import ledgers
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,10 +24,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from policies import zeros
 
 from parenv import AsyncWorkerPool, RestartPolicy, Rollout, WorkerError, WorkerOptions
 from parenv.process import launcher
-from parenv.testing import LedgerEnv, check_ledger
+from parenv.testing import check_ledger
 
 ENVS, WORKERS, LENGTH = 4, 2, 4
 OPTIONS = WorkerOptions(
@@ -45,14 +47,6 @@ SETTINGS = settings(
 )
 modes = st.sampled_from(["sync", "async"])
 workers = st.integers(0, WORKERS - 1)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-def ledgers(count: int) -> list[Any]:
-    return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
 
 
 def checksum(rollout: Rollout) -> int:

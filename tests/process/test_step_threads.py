@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from comparison import assert_same
+from policies import zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, RestartPolicy, Stop, WorkerOptions, WorkerTimeoutError
 from parenv.errors import RestartLimitError
@@ -57,10 +58,6 @@ class Dawdler(gym.Env[Any, Any]):
 def wary(observations: Any, luck: Any) -> Any:
     """Acts by what it sees and by chance."""
     return (np.abs(observations["state"]).sum(axis=1) + luck + np.random.randint(5)).astype(np.int64) % 5
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def rollouts_of(chance: float, num_workers: int, **options: Any) -> list[Any]:

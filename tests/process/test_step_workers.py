@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from policies import Counter, lean, zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop, TorchPolicy, WorkerOptions
 from parenv.policy.policy import Action
@@ -22,26 +23,8 @@ N = 5
 pytestmark = pytest.mark.timeout(300)
 
 
-def lean(observations: Any) -> Any:
-    return (observations[:, 2] > 0).astype(np.int64)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
 def ledgers() -> list[Any]:
     return [functools.partial(LedgerEnv, i) for i in range(N)]
-
-
-class Counter(Policy):
-    """Its carry counts the steps of each episode; its initial carry is 10."""
-
-    def initial_carry(self, batch: int) -> Any:
-        return np.full(batch, 10)
-
-    def act(self, observations: Any, carry: Any) -> Action:
-        return Action(zeros(observations), {"steps": carry.copy()}, carry + 1)
 
 
 def collected(make: Any, policy: Any, workers: WorkerOptions, **options: Any) -> list[Any]:

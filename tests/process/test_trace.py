@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from nets import Biased
+from policies import zeros
 
 from parenv import AsyncWorkerPool, Stop
 from parenv.testing import LedgerEnv
@@ -20,19 +20,6 @@ class Slow(LedgerEnv):
     def step(self, action: Any) -> Any:
         time.sleep(1e-3)
         return super().step(action)
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = torch.nn.Parameter(torch.zeros(()))
-
-    def forward(self, observations: Any) -> Any:
-        return torch.zeros(len(observations), dtype=torch.int64)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def pieces(path: Path) -> dict[str, list[Any]]:
@@ -88,7 +75,7 @@ def test_gradients_have_a_piece_for_learning_on_the_worker_and_an_unfinished_fil
     monkeypatch.setattr("parenv.records.trace.FLUSH_S", 0.0)
     path = tmp_path / "runs" / "first" / "trace.json"
     with AsyncWorkerPool(
-        lambda: LedgerEnv(0), Net(), num_workers=1, mode="sync", rollout_length=4, parallelism="gradient",
+        lambda: LedgerEnv(0), Biased(), num_workers=1, mode="sync", rollout_length=4, parallelism="gradient",
         loss_fn=lambda policy, rollout: policy.bias * rollout.rewards.mean(),
     ) as pool:  # fmt: skip
         pool.trace(tmp_path / "other.json")

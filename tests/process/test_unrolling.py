@@ -7,14 +7,11 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from envs import OwnVectorEnv
+from gymnasium.vector import AutoresetMode
 
 from parenv import AsyncWorkerPool, Stop, TorchPolicy
 from parenv.learning import unroll
-
-
-class OwnVectorEnv(SyncVectorEnv):
-    """Not the bare one that is unwrapped."""
 
 
 def short() -> Any:

@@ -8,40 +8,18 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from envs import Copied, OwnVectorEnv
+from gymnasium.vector import AutoresetMode
+from policies import Counter, zeros
 
-from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop, WorkerOptions
-from parenv.policy.policy import Action
+from parenv import AsyncWorkerPool, ConfigurationError, Stop, WorkerOptions
 from parenv.testing import LedgerEnv, check_ledger
 
 B = 3
 
 
-class OwnVectorEnv(SyncVectorEnv):
-    """Not the bare one that is unwrapped."""
-
-
-class Copied(gym.ObservationWrapper[Any, Any, Any]):
-    def observation(self, observation: Any) -> Any:
-        return observation.copy()
-
-
 def ledgers(mode: AutoresetMode) -> Any:
     return OwnVectorEnv([lambda i=i: Copied(LedgerEnv(i)) for i in range(B)], autoreset_mode=mode)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-class Counter(Policy):
-    """Its carry counts the steps of each episode; its initial carry is 10."""
-
-    def initial_carry(self, batch: int) -> Any:
-        return np.full(batch, 10)
-
-    def act(self, observations: Any, carry: Any) -> Action:
-        return Action(zeros(observations), {"steps": carry.copy()}, carry + 1)
 
 
 def by_env_id(autoreset_mode: AutoresetMode, **options: Any) -> dict[int, list[Any]]:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from comparison import assert_same
+from envs import ledgers
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -1092,10 +1093,6 @@ def test_make_vec_takes_an_id_with_its_module_or_without_a_version(
 
 
 # send and recv.
-
-
-def ledgers(count: int, **kwargs: Any) -> list[Any]:
-    return [functools.partial(LedgerEnv, env_id, **kwargs) for env_id in range(count)]
 
 
 @pytest.mark.one_in(4)

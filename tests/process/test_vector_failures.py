@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import ledgers
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 
@@ -311,7 +312,7 @@ def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path
 @pytest.mark.more
 def test_a_vector_env_outlives_the_fork_server() -> None:
     options = WorkerOptions(environment={"OWN_ZYGOTE": "vector env"})
-    factories = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(N)]
+    factories = ledgers(N)
     envs = ParallelVectorEnv(factories, num_workers=2, on_worker_death="restart", workers=options)
     with contextlib.closing(envs):
         envs.reset()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from policies import zeros
 
 from parenv import (
     AsyncWorkerPool,
@@ -27,10 +28,6 @@ from parenv import (
 )
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 class Zeros(torch.nn.Linear):

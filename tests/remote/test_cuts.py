@@ -11,24 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from envs import ledgers
 from network import Network, why_not
+from policies import zeros
 from sampling import one_in
 
 from parenv import AsyncWorkerPool, Stop
 from parenv.memory.status_slot import WAITING_FOR_A_HOST
-from parenv.testing import LedgerEnv, check_ledger
+from parenv.testing import check_ledger
 
 pytestmark = [
     pytest.mark.usefixtures("warnings_are_expected"),
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 SILENCE_S = 1.5
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 class Run:
@@ -102,7 +99,7 @@ def cable(count: int = 1) -> Iterator[Cable]:
 def running(
     hosts: Any, make_network: Callable[[], Any] = Network, silence_s: float = SILENCE_S, **settings: Any
 ) -> Iterator[Run]:
-    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(2)]
+    envs = ledgers(2)
     with make_network() as network:
         hosts.move_to(network)
         hosts.start(1)
@@ -141,7 +138,7 @@ def test_after_a_longer_cut_the_host_comes_back_as_new(hosts: Any) -> None:
 
 @pytest.mark.more
 def test_while_one_host_of_two_is_cut_the_other_goes_on(hosts: Any) -> None:
-    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(2)]
+    envs = ledgers(2)
     with cable(2) as network:
         hosts.move_to(network)
         hosts.start(1, 1)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from envs import ledgers
 from fake_hosts import LATE_S, FakeHost, Misbehaviour, SteppingHost
 from gymnasium import spaces
 from offences import (
@@ -36,6 +37,7 @@ from offences import (
     whole_rollout,
     with_bytes,
 )
+from policies import zeros
 from worker_hosts import until
 
 from parenv import AsyncWorkerPool, HostLostError, ParallelVectorEnv, Stop, WorkerOptions, WorkerTimeoutError
@@ -50,13 +52,9 @@ from parenv.remote.host_messages import HOST, Gone, Goodbye, Heartbeat, Refuse, 
 from parenv.remote.net.curve import HostListener
 from parenv.remote.net.host_keys import AllowList, read_driver_keys, read_host_keys
 from parenv.supervision import watch
-from parenv.testing import LedgerEnv, check_ledger
+from parenv.testing import check_ledger
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 @pytest.fixture
@@ -70,7 +68,7 @@ def fake(hosts: Any) -> Iterator[FakeHost]:
 def serving(hosts: Any) -> Iterator[AsyncWorkerPool]:
     """A pool with two workers on a host that behaves."""
     hosts.start(2)
-    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
+    envs = ledgers(4)
     with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:
         yield pool
 
@@ -110,7 +108,7 @@ def driven(
 
     def drive_until_done() -> None:
         options = WorkerOptions(start_timeout_s=LATE_S, **limits)
-        envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(num_workers)]
+        envs = ledgers(num_workers)
         placement = hosts.placement(silence_s=2.5)
         with AsyncWorkerPool(
             envs, zeros, num_workers=num_workers, rollout_length=8, workers=options, placement=placement

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from envs import ledgers
+from policies import zeros
 from sampling import one_in
 from worker_hosts import until
 
@@ -21,14 +22,6 @@ from parenv import AsyncWorkerPool, HostLostError, RestartLimitError, Stop, Work
 from parenv.testing import LedgerEnv, check_ledger
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
-
-
-def ledgers(count: int) -> list[Any]:
-    return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 class Audit:

@@ -11,7 +11,7 @@ import pytest
 import scripted_agents
 import torch
 from comparison import assert_same
-from scripted_agents import Ledger, Scripted, ScriptedTurns, act, delivered
+from scripted_agents import Ledger, Scripted, ScriptedTurns, act, delivered, opponents, scripted, species
 
 from parenv import AsyncWorkerPool, Policy, Stop, TorchPolicy
 from parenv.policy.policy import Action
@@ -38,16 +38,6 @@ class Counter(Policy):
     def act(self, observations: Any, carry: Any) -> Action:
         said = np.full(len(observations), self.settings.get("said", 0))
         return Action(act(observations), {"steps": carry["steps"], "said": said}, {"steps": carry["steps"] + 1})
-
-
-def opponents(agent: str, episode: Any) -> str:
-    if agent.startswith("fox"):
-        return "fox"
-    return str(episode.generator.choice(["hen", *episode.settings["hen"].get("past", [])]))
-
-
-def envs(kind: Any, count: int) -> list[Any]:
-    return [lambda env_id=env_id: kind(env_id) for env_id in range(count)]
 
 
 ROWS = (
@@ -79,7 +69,7 @@ def league(kind: Any, **placement: Any) -> list[Any]:
     """A run in which everything is published, frozen, released and evaluated."""
     hen, past, found = TorchPolicy(Scorer(), "act", ("actions", "weight")), list[str](), []
     with AsyncWorkerPool(
-        envs(kind, 5), {"hen": hen, "fox": Counter()}, policy_of=opponents, num_workers=3, mode="sync",
+        scripted(5, kind), {"hen": hen, "fox": Counter()}, policy_of=opponents, num_workers=3, mode="sync",
         rollout_length=6, seed=4, infos=("now",), postprocess=lambda policy, rows: {"twice": rows.rewards * 2},
         **placement,
     ) as pool:  # fmt: skip
@@ -122,7 +112,7 @@ def loss_of_all(policies: Any, rollout: Any) -> Any:
 def gradients(**placement: Any) -> list[Any]:
     hen, found = TorchPolicy(Scorer(), "act", ("actions", "weight")), []
     with AsyncWorkerPool(
-        envs(ScriptedTurns, 3), {"hen": hen, "fox": Counter()}, policy_of=species, num_workers=2, mode="sync",
+        scripted(3, ScriptedTurns), {"hen": hen, "fox": Counter()}, policy_of=species, num_workers=2, mode="sync",
         rollout_length=6, parallelism="gradient", loss_fn=loss_of_all, seed=4, **placement,
     ) as pool:  # fmt: skip
         for gradient in pool.gradients(Stop(env_steps=400)):
@@ -145,10 +135,6 @@ def test_gradients_of_named_policies_and_evaluations_beside_are_those_of_one_mac
     assert gradients(placement=hosts.placement()) == wanted
 
 
-def species(agent: str, episode: Any) -> str:
-    return agent.split("_")[0]
-
-
 def script(env_id: int, agent: str) -> Iterator[list[int]]:
     """What an agent sees before each of its actions, from the first on."""
     for episode in itertools.count():
@@ -163,7 +149,7 @@ def test_what_agents_lived_through_on_hosts_of_which_one_is_killed_arrives_once_
     hosts.start(2, 2)
     lives: list[Ledger] = [{}]
     with AsyncWorkerPool(
-        envs(Scripted, 6), {"hen": act, "fox": act}, policy_of=species, num_workers=3, rollout_length=5,
+        scripted(6), {"hen": act, "fox": act}, policy_of=species, num_workers=3, rollout_length=5,
         placement=hosts.placement(),
     ) as pool:  # fmt: skip
         for rollout in pool.rollouts(Stop(seconds=200)):

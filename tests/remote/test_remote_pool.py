@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from comparison import assert_same
+from envs import ledgers
+from policies import lean, zeros
 from proxy import Proxy
-from without_torch import Told, Words, anything, by_mask, lean, zeros
+from without_torch import Told, Words, anything, by_mask
 
 from parenv import AsyncWorkerPool, GradientOptions, Stop, WorkerDiedError, WorkerOptions
 from parenv.testing import LedgerEnv, check_ledger
@@ -78,7 +80,7 @@ def test_sync_rollouts_are_those_of_one_machine(hosts: Any, case: str) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_every_transition_of_remote_and_local_workers_arrives_once_and_in_order(hosts: Any, mode: Any) -> None:
     hosts.start(2, 1)
-    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(8)]
+    envs = ledgers(8)
     expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(
         envs, zeros, num_workers=4, mode=mode, rollout_length=16, placement=hosts.placement(num_local=1)
@@ -342,7 +344,7 @@ def test_an_answer_that_is_too_large_is_an_error_that_says_so(hosts: Any) -> Non
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_a_killed_worker_is_started_again_on_its_host(hosts: Any) -> None:
     hosts.start(2)
-    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
+    envs = ledgers(4)
     expected: dict[int, tuple[int, ...]] = {}
     kills = [20, 80]
     with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:

@@ -52,14 +52,6 @@ def by_mask(observations: Any, mask: Any) -> Any:
     return mask.argmax(1)
 
 
-def lean(observations: Any) -> Any:
-    return (observations[:, 2] > 0).astype(np.int64)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
 def anything(observations: Any) -> Any:
     B = len(observations["n"])
     return {"a": np.arange(B) % 3, "b": np.zeros((B, 2), np.float32)}

@@ -19,6 +19,8 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+from envs import ledgers
+from policies import zeros
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, RestartPolicy, Stop, WorkerDiedError, WorkerOptions
 from parenv.process import launcher
@@ -29,14 +31,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SECONDS_PER_SCENARIO = 45.0
 ALONE = WorkerOptions(restart=None)
 OFTEN = WorkerOptions(restart=RestartPolicy(backoff_s=1e-3))
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-def ledgers(count: int) -> list[Any]:
-    return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from policies import zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv
 from parenv.process import free_memory
@@ -69,10 +70,6 @@ class Large(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         return np.zeros((250, 1000), np.float32), 0.0, False, False, {}
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

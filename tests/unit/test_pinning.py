@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from policies import zeros
 
 from parenv import AsyncWorkerPool
 from parenv.learning.pinning import Pins, slot_of
@@ -27,10 +25,6 @@ class Cudart:
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
         self.unregistered.append(address)
         return 0
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def test_each_slot_is_registered_once_with_all_its_arrays_and_given_back() -> None:

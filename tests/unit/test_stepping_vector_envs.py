@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import Copied, OwnVectorEnv
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -25,17 +26,6 @@ UNIT = spaces.Box(-1, 1, (2,))
 MODES = list(AutoresetMode)
 
 
-class Copies(gym.ObservationWrapper[Any, Any, Any]):
-    """Gymnasium's vector environments keep the final observation itself, not a copy."""
-
-    def observation(self, observation: Any) -> Any:
-        return observation.copy()
-
-
-class OwnVectorEnv(SyncVectorEnv):
-    """Not the bare one that is unwrapped."""
-
-
 class ByColumns(OwnVectorEnv):
     """Its observations lie column by column, as those of Gymnasium's native CartPole."""
 
@@ -45,7 +35,7 @@ class ByColumns(OwnVectorEnv):
 
 
 def ledgers(count: int, mode: AutoresetMode, kind: type[SyncVectorEnv] = OwnVectorEnv, copy: bool = True) -> Any:
-    makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(count)]
+    makers = [lambda env_id=env_id: Copied(LedgerEnv(env_id)) for env_id in range(count)]
     return kind(makers, autoreset_mode=mode, copy=copy)
 
 
@@ -193,7 +183,7 @@ class Batched(OwnVectorEnv):
 
 
 def test_final_observations_may_come_as_a_batch() -> None:
-    makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(3)]
+    makers = [lambda env_id=env_id: Copied(LedgerEnv(env_id)) for env_id in range(3)]
     assert audit(make_stepper([Batched(makers, autoreset_mode=AutoresetMode.SAME_STEP)], 0, quiet()), 6) > 15
 
 
@@ -201,7 +191,7 @@ class Relabelled(OwnVectorEnv):
     """Behaves by one mode and says another."""
 
     def __init__(self, says: AutoresetMode, does: AutoresetMode, count: int = 2) -> None:
-        makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(count)]
+        makers = [lambda env_id=env_id: Copied(LedgerEnv(env_id)) for env_id in range(count)]
         super().__init__(makers, autoreset_mode=does)
         self.metadata = {"autoreset_mode": says}
 
@@ -218,7 +208,7 @@ class ResetsAll(OwnVectorEnv):
 
 
 def test_one_whose_reset_does_not_heed_the_mask_is_found_at_the_first_end() -> None:
-    makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(3)]
+    makers = [lambda env_id=env_id: Copied(LedgerEnv(env_id)) for env_id in range(3)]
     stepper = make_stepper([ResetsAll(makers, autoreset_mode=AutoresetMode.DISABLED)], 0, quiet())
     with pytest.raises(ConfigurationError, match=r"DISABLED.*also changed sub-environment"):
         audit(stepper, 2)
@@ -296,7 +286,7 @@ class Foreign(Batched):
     """Its arrays are of another library."""
 
     def __init__(self, convert: Any) -> None:
-        makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(3)]
+        makers = [lambda env_id=env_id: Copied(LedgerEnv(env_id)) for env_id in range(3)]
         super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
         self.convert, self.acted = convert, list[Any]()
 

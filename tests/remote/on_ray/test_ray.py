@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from late import Late
 from ray_cluster import RayCluster
 from scripts import printed_by
 
@@ -26,7 +27,7 @@ from parenv.errors import ConfigurationError
 from parenv.options import RayPlacement, RestartPolicy
 from parenv.remote.ray import RayHosts
 
-ray = pytest.importorskip("ray", reason="needs parenv[ray]")
+ray = Late("ray")
 
 # A node that is lost is missed after several seconds, and every process of Ray imports it anew: slow on a busy machine.
 pytestmark = [pytest.mark.soak]

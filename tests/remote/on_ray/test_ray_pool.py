@@ -9,55 +9,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
+from envs import ledgers
 from members import after
+from policies import zeros
 from ray_cluster import RayCluster
-from scripted_agents import Ledger, Scripted, act, delivered, plain_loop
+from scripted_agents import Ledger, act, delivered, plain_loop, scripted, species
 
 from parenv import AsyncWorkerPool, RayPlacement, Stop, WorkerOptions, WorkerTimeoutError
-from parenv.testing import LedgerEnv, check_ledger
-
-ray = pytest.importorskip("ray", reason="needs parenv[ray]")
+from parenv.testing import check_ledger
 
 # A node that is lost is missed after several seconds, and every process of Ray imports it anew: slow on a busy machine.
-pytestmark = [pytest.mark.usefixtures("warnings_are_expected")]
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("warnings_are_expected")]
 SOON_S, LATE_S = 60.0, 120.0
 
 
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-@pytest.mark.more
 def test_workers_of_actors_deliver_every_transition_once_and_in_order(cluster: RayCluster) -> None:
-    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(2)]
     expected: dict[int, tuple[int, ...]] = {}
-    with AsyncWorkerPool(envs, zeros, rollout_length=8, placement=RayPlacement(num_workers=1)) as pool:
+    with AsyncWorkerPool(ledgers(2), zeros, rollout_length=8, placement=RayPlacement(num_workers=1)) as pool:
         for rollout in pool.rollouts(Stop(env_steps=2000)):
             check_ledger(rollout, expected)
         assert pool.statistics().hosts == 1
     assert len(expected) == 2
 
 
-@pytest.mark.more
 def test_a_population_on_actors_comes_to_the_same_as_on_one_machine(cluster: RayCluster, tmp_path: Path) -> None:
     wanted = after(tmp_path / "one", 24, num_workers=0)
     placement = RayPlacement(num_workers=2, resources={"CPU": 0.5})
     assert after(tmp_path / "actors", 24, num_workers=None, placement=placement) == wanted
 
 
-@pytest.mark.more
 def test_policies_by_name_act_on_actors(cluster: RayCluster) -> None:
-    def species(agent: str, episode: Any) -> str:
-        return agent.split("_")[0]
-
     ledger: Ledger = {}
     placement = RayPlacement(num_workers=1, resources={"CPU": 0.5})
-    envs = [lambda env_id=env_id: Scripted(env_id) for env_id in range(2)]
     with AsyncWorkerPool(
-        envs, {"hen": act, "fox": act}, policy_of=species, mode="sync", rollout_length=5, placement=placement
+        scripted(2), {"hen": act, "fox": act}, policy_of=species, mode="sync", rollout_length=5, placement=placement
     ) as pool:
         for rollout in pool.rollouts(Stop(env_steps=400)):
             for rows in rollout.values():  # type: ignore[attr-defined]
@@ -65,13 +52,11 @@ def test_policies_by_name_act_on_actors(cluster: RayCluster) -> None:
     assert ledger == {**plain_loop(0, 200)[0], **plain_loop(1, 200)[0]}
 
 
-@pytest.mark.more
 def test_an_actor_is_killed_and_a_node_is_lost_and_nothing_of_the_ledger(cluster: RayCluster) -> None:
     second = cluster.add()
     expected: dict[int, tuple[int, ...]] = {}
-    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(6)]
     placement = RayPlacement(num_workers=3, resources={"CPU": 0.5})
-    with AsyncWorkerPool(envs, zeros, rollout_length=8, placement=placement) as pool:
+    with AsyncWorkerPool(ledgers(6), zeros, rollout_length=8, placement=placement) as pool:
         rollouts = pool.rollouts(Stop(seconds=2 * LATE_S))
 
         def until(holds: Callable[[], Any]) -> None:
@@ -95,11 +80,10 @@ def test_an_actor_is_killed_and_a_node_is_lost_and_nothing_of_the_ledger(cluster
         assert {pool._session.workers.generation(worker) for worker in range(3)} != {0}
 
 
-@pytest.mark.more
 def test_what_ray_cannot_place_is_said_in_time(cluster: RayCluster) -> None:
     with pytest.raises(WorkerTimeoutError, match="each needs CPU: 64, and no node has more than CPU: 2"):
         AsyncWorkerPool(
-            [lambda: LedgerEnv(0)],
+            ledgers(1),
             zeros,
             workers=WorkerOptions(start_timeout_s=2.0),
             placement=RayPlacement(num_workers=1, resources={"CPU": 64}),
