@@ -1,4 +1,7 @@
-"""Ledger environments and policies with one fault at a chosen place, and an audit of every transition around it."""
+"""Ledger environments and policies with one fault at a chosen place, and an audit of every transition around it.
+
+Without torch, which every process that steps these environments would import.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
 
 from parenv import Policy
@@ -217,20 +219,6 @@ class Chooses(Policy):
 
     def act(self, observations: Any, carry: Any) -> Action:
         return Action(choose(observations), {"acted_by": np.full(len(observations), self.number)})
-
-
-class ChoosingNet(torch.nn.Module):
-    """The same as a network, for gradients."""
-
-    number: torch.Tensor
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.bias = torch.nn.Parameter(torch.zeros(2))
-        self.register_buffer("number", torch.tensor(number))
-
-    def act(self, observations: torch.Tensor) -> Any:
-        return torch.as_tensor(choose(observations.numpy())), self.number.expand(len(observations))
 
 
 class Lived(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from faults import choose
 
 
 class Biased(torch.nn.Module):
@@ -16,3 +17,17 @@ class Biased(torch.nn.Module):
 
     def forward(self, observations: Any) -> Any:
         return torch.zeros(len(observations), dtype=torch.int64)
+
+
+class ChoosingNet(torch.nn.Module):
+    """Acts as :class:`faults.Chooses` does, and has a parameter for gradients."""
+
+    number: torch.Tensor
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(2))
+        self.register_buffer("number", torch.tensor(number))
+
+    def act(self, observations: torch.Tensor) -> Any:
+        return torch.as_tensor(choose(observations.numpy())), self.number.expand(len(observations))

@@ -11,12 +11,10 @@ out, and the other mode, is soaked.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import logging
 import os
 import re
-import signal
 import sys
 import time
 from collections import deque
@@ -28,8 +26,10 @@ import numpy as np
 import psutil  # type: ignore[import-untyped,unused-ignore]
 import pytest
 import torch
+from envs import hold_the_gil, kill_oneself, segfault, sleep_long, stop_oneself
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
+from inside import deaths_of
 from sampling import one_in
 
 from parenv import (
@@ -60,26 +60,6 @@ class SimulatorError(RuntimeError):
 
 def fail() -> None:
     raise SimulatorError("the motor is hot")
-
-
-def segfault() -> None:
-    ctypes.string_at(0)
-
-
-def kill_oneself() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def stop_oneself() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def hold_the_gil() -> None:
-    sum(range(10**13))
-
-
-def sleep_long() -> None:
-    time.sleep(1000)
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
@@ -361,15 +341,15 @@ def test_a_worker_of_a_pool_that_hangs_is_cut_and_replaced(where: str, mode: str
 
 
 def check_recoveries(pool: AsyncWorkerPool, where: str, faults: Iterable[str], directory: Path) -> None:
-    stream, deaths = deliveries(pool, where == "loss"), pool._session._supervisor.deaths
+    stream = deliveries(pool, where == "loss")
     for number, how in enumerate(faults, 1):
         next(stream)
         order(directory, where, how)
         if where == "publish":
             publish(pool)
         until_restarted(stream)
-        check_death(deaths[CULPRIT][-1], where, how, limit_of(where))
-        assert [len(of_one) for of_one in deaths] == [0, number]
+        check_death(deaths_of(pool, CULPRIT)[-1], where, how, limit_of(where))
+        assert [len(deaths_of(pool, worker)) for worker in range(2)] == [0, number]
     for _ in range(4):
         next(stream)
 
@@ -446,7 +426,7 @@ def test_a_replacement_whose_constructor_fails_is_replaced_too(half: int, tmp_pa
             order(tmp_path, "constructor", how)
             order(tmp_path, "step", "segfault")
             until_restarted(stream)
-            first, second = list(pool._session._supervisor.deaths[CULPRIT])[-2:]
+            first, second = list(deaths_of(pool, CULPRIT))[-2:]
             check_death(first, "step", "segfault", "")
             check_death(second, "constructor", how, f"start_timeout_s={START_S:g}")
 

@@ -10,8 +10,8 @@ import pytest
 
 from parenv.supervision import launch
 
-PRELOAD = ("pytest", "psutil", "parenv.testing")
-LIBRARIES = {"sb3": "stable_baselines3", "sb3_accelerate": "stable_baselines3", "vector_traces": "hypothesis"}
+PRELOAD = ("pytest", "psutil", "hypothesis", "parenv.testing", "envs", "policies")
+LIBRARIES = {"sb3": "stable_baselines3", "sb3_accelerate": "stable_baselines3"}
 """What takes longer and only the tests of a few files need, by their names."""
 
 

@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import Acting
+from inside import deaths_of
 from policies import zeros
 from sampling import one_in
 
@@ -132,19 +134,18 @@ def test_a_worker_whose_environment_raises_is_replaced(mode: Any) -> None:
             if restarts == 3:
                 break
         assert pool.statistics().worker_restarts >= 3
-        assert all(isinstance(death, SimulatorError) for death in pool._session._supervisor.deaths[1])
+        assert all(isinstance(death, SimulatorError) for death in deaths_of(pool, 1))
 
 
 @pytest.mark.parametrize("how", ["restart_env", "restart_worker"])
 def test_one_that_raises_always_is_an_error_in_the_end(how: Any) -> None:
-    class Broken(LedgerEnv):
-        def step(self, action: Any) -> Any:
-            raise SimulatorError("the motor is off")
+    def fail(env: Any) -> None:
+        raise SimulatorError("the motor is off")
 
     policy = RestartPolicy(max_restarts=2, backoff_s=1e-3)
     workers = WorkerOptions(restart=policy, on_env_error=how)
     kind = SimulatorError if how == "restart_env" else RestartLimitError
-    with AsyncWorkerPool(lambda: Broken(0), zeros, num_workers=1, workers=workers) as pool:
+    with AsyncWorkerPool(lambda: Acting(0, fail), zeros, num_workers=1, workers=workers) as pool:
         with pytest.raises(kind, match="the motor is off") as caught:
             next(pool.rollouts())
         assert pool.closed

@@ -15,6 +15,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import Acting, once
+from inside import pid_of
 from policies import lean, zeros
 from scripted_agents import Scripted, ScriptedTurns
 
@@ -314,7 +316,7 @@ def test_a_worker_in_the_place_of_a_dead_one_evaluates_the_same_version(tmp_path
                 agent.action += 1
             assert pool.publish(agent) == version
             if version in (5, 10):
-                os.kill(pool._session.workers.pid(version // 6), signal.SIGKILL)
+                os.kill(pid_of(pool, version // 6), signal.SIGKILL)
         wait_until(lambda: next(stream) and pool.statistics().worker_restarts == 2, "two restarts")
         (tmp_path / "go").touch()
         found = pending.result()
@@ -322,22 +324,16 @@ def test_a_worker_in_the_place_of_a_dead_one_evaluates_the_same_version(tmp_path
     assert found.episodes.returns.tolist() == [0.0] * 8
 
 
-class Breaking(LedgerEnv):
-    def __init__(self, folder: Path) -> None:
-        super().__init__(0)
-        self._breaks = (folder / "made").exists()
-        (folder / "made").touch()
-
-    def step(self, action: Any) -> Any:
-        if self._breaks:
-            raise LookupError("the evaluation broke")
-        return super().step(action)
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_it_raises_comes_out_of_the_stream_and_the_pool_goes_on(num_workers: int, tmp_path: Path) -> None:
+    def fail(env: Any) -> None:
+        raise LookupError("the evaluation broke")
+
+    def make() -> Any:
+        return LedgerEnv(0) if once(tmp_path / "made") else Acting(0, fail)
+
     expected: dict[int, tuple[int, ...]] = {}
-    with AsyncWorkerPool(lambda: Breaking(tmp_path), zeros, num_workers=num_workers, rollout_length=4) as pool:
+    with AsyncWorkerPool(make, zeros, num_workers=num_workers, rollout_length=4) as pool:
         pending = pool.evaluate(2, wait=False)
         with pytest.raises(LookupError, match="the evaluation broke"):
             audit(pool, Stop(seconds=PATIENCE_S), expected)

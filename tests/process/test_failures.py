@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from envs import ledgers
+from envs import ledgers, slow
 from policies import zeros
 
 from parenv import (
@@ -411,12 +411,7 @@ def test_publishing_another_policy_is_refused_and_changes_nothing() -> None:
 
 
 def test_another_thread_is_told_that_the_pool_is_busy() -> None:
-    class Slow(LedgerEnv):
-        def step(self, action: Any) -> Any:
-            time.sleep(0.3)
-            return super().step(action)
-
-    with AsyncWorkerPool(lambda: Slow(0), zeros, num_workers=1, rollout_length=4) as pool:
+    with AsyncWorkerPool(lambda: slow(0, 0.3), zeros, num_workers=1, rollout_length=4) as pool:
         stream = pool.rollouts()
         thread = threading.Thread(target=lambda: next(stream))
         thread.start()

@@ -14,7 +14,6 @@ from faults import (
     NUM_ENVS,
     TARGET,
     Chooses,
-    ChoosingNet,
     Fault,
     FaultyAgents,
     FaultyEnv,
@@ -30,6 +29,7 @@ from faults import (
     note_worker,
     write_down,
 )
+from nets import ChoosingNet
 
 from parenv import (
     AsyncWorkerPool,

@@ -16,6 +16,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from inside import pid_of
 from members import learn, population
 from test_gradients import Net, Plane, gru, loss_fn, mlp
 from torch import nn
@@ -136,7 +137,7 @@ def test_a_worker_on_a_gpu_that_was_killed_is_made_good() -> None:
     with AsyncWorkerPool(Plane, gru(), num_envs=2, num_workers=2, rollout_length=8, workers=options) as pool:
         stream = pool.rollouts()
         killed = next(stream).worker
-        os.kill(pool._session.workers.pid(killed), signal.SIGKILL)
+        os.kill(pid_of(pool, killed), signal.SIGKILL)
         for rollout in stream:
             if rollout.worker == killed and pool.statistics().worker_restarts == 1:
                 break
@@ -287,7 +288,7 @@ def test_a_worker_that_was_killed_opens_memory_of_the_gpu_anew() -> None:
     with AsyncWorkerPool(make, parity(), num_workers=2, rollout_length=8, workers=ROLLOUTS_ON_GPU) as pool:
         stream = pool.rollouts()
         killed = next(stream).worker
-        os.kill(pool._session.workers.pid(killed), signal.SIGKILL)
+        os.kill(pid_of(pool, killed), signal.SIGKILL)
         for rollout in stream:
             if rollout.worker == killed and pool.statistics().worker_restarts == 1:
                 break

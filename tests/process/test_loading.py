@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inside import pid_of
 
 from parenv import Action, AsyncWorkerPool, Policy, RestartPolicy, TorchPolicy, WorkerOptions
 from parenv.memory.load_requests import WITHDRAWN, LoadRequests
@@ -101,7 +102,7 @@ def test_settings_go_by_message() -> None:
 def test_whoever_takes_the_place_of_one_that_was_asked_loads_it_too(end: str) -> None:
     with opened(2, step_timeout_s=AT_MOST_S if end == "killed" else 1.0) as pool:
         pool.publish(weighing(1.0))
-        loading, stopped = pool._session._arena.synchronization, pool._session.workers.pid(0)
+        loading, stopped = pool._session._arena.synchronization, pid_of(pool, 0)
         assert loading is not None
         os.kill(stopped, signal.SIGSTOP)
         thread = threading.Thread(target=pool.synchronize)

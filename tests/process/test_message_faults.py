@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from envs import Acting, once, slow
+from inside import deaths_of, pid_of, workers_of
 from policies import zeros
 from sampling import one_in
 
@@ -155,15 +158,12 @@ class FaultyLine:
         return due
 
 
-class Clerk(LedgerEnv):
-    """A ledger that can be asked to fail."""
-
-    def fail(self) -> None:
-        raise LookupError("as asked")
-
-
 def clerks(count: int) -> list[Any]:
-    return [lambda env_id=env_id: Clerk(env_id) for env_id in range(count)]
+    return [functools.partial(Acting, env_id) for env_id in range(count)]
+
+
+def fail(env: Any) -> None:
+    raise LookupError("as asked")
 
 
 def options(**more: Any) -> WorkerOptions:
@@ -197,7 +197,7 @@ def use(pool: AsyncWorkerPool, line: FaultyLine) -> list[Exception]:
             errors.append(error)
         try:
             with pytest.raises(LookupError, match="as asked"):
-                pool.call("fail", env_ids=[3])
+                pool.call("do", fail, env_ids=[3])
         except ParenvError as error:
             errors.append(error)
         pool.publish(zeros)
@@ -212,7 +212,7 @@ def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) 
             clerks(4), zeros, num_workers=2, mode=mode, rollout_length=4, prefetch=prefetch, workers=workers
         ) as pool:
             errors = use(pool, line)
-            deaths = list(itertools.chain(*pool._session._supervisor.deaths))
+            deaths = [*deaths_of(pool, 0), *deaths_of(pool, 1)]
             restarts = pool.statistics().worker_restarts
     except ParenvError:
         assert pool is None
@@ -265,22 +265,6 @@ def test_nor_does_one_in_the_middle_of_a_stream(
     assert came in (GOES_ON, REPLACED)
 
 
-class RaisesOnce(LedgerEnv):
-    def __init__(self, env_id: int, flag: Path) -> None:
-        super().__init__(env_id)
-        self._flag = flag
-
-    def step(self, action: Any) -> Any:
-        if self._buffer[1] == 1:
-            try:
-                os.close(os.open(self._flag, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                pass
-            else:
-                raise LookupError("once")
-        return super().step(action)
-
-
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("fault", "reason"),
@@ -294,29 +278,27 @@ class RaisesOnce(LedgerEnv):
 def test_a_worker_that_failed_is_replaced_once_and_the_first_that_was_heard_of_it_is_the_reason(
     fault: str, reason: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def raise_once(env: Any) -> None:
+        if env.episode == 1 and once(tmp_path / "flag"):
+            raise LookupError("once")
+
     line = FaultyLine(Failure, fault, spared=0)
     line.install(monkeypatch)
     limit_s = STEP_TIMEOUT_S if reason is WorkerTimeoutError else 100.0
     workers = options(step_timeout_s=limit_s, on_env_error="restart_worker")
     expected: dict[int, tuple[int, int]] = {}
     with AsyncWorkerPool(
-        [lambda: LedgerEnv(0), lambda: RaisesOnce(1, tmp_path / "flag")],
+        [lambda: LedgerEnv(0), lambda: Acting(1, raise_once)],
         zeros, num_workers=2, mode="sync", rollout_length=8, workers=workers,
     ) as pool:  # fmt: skip
         stream = pool.rollouts()
         restarted = [
             rollout.restarted.tolist() for rollout in itertools.islice(stream, 5) if check_ledger(rollout, expected)
         ]
-        (death,) = pool._session._supervisor.deaths[1]
+        (death,) = deaths_of(pool, 1)
     assert line.has_happened
     assert restarted.count([False, True]) == 1
     assert isinstance(death, reason)
-
-
-class Slow(LedgerEnv):
-    def step(self, action: Any) -> Any:
-        time.sleep(0.15)
-        return super().step(action)
 
 
 @pytest.mark.more
@@ -327,16 +309,16 @@ def test_a_worker_that_hangs_after_it_was_heard_twice_is_still_cut_and_one_that_
     line = FaultyLine(kind, "repeat", spared=0, worker=0)
     line.install(monkeypatch)
     with AsyncWorkerPool(
-        [lambda: LedgerEnv(0), lambda: Slow(1)],
+        [lambda: LedgerEnv(0), lambda: slow(1, 0.15)],
         zeros, num_workers=2, mode="sync", rollout_length=4, workers=options(step_timeout_s=2.0),
     ) as pool:  # fmt: skip
         pool.get_attr("_max_length")
         stream = pool.rollouts()
         next(stream)
         assert line.has_happened
-        assert pool._session.workers.refused_messages == 1
+        assert workers_of(pool).refused_messages == 1
         assert pool.statistics().worker_restarts == 0
-        pid = pool._session.workers.pid(0)
+        pid = pid_of(pool, 0)
         assert pid > 0
         os.kill(pid, signal.SIGSTOP)
         assert next(stream).restarted.tolist() == [True, False]

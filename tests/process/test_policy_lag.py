@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import pytest
+from envs import ledgers, slow
 from policies import zeros
 from sampling import one_in
 
@@ -14,14 +14,8 @@ from parenv import Action, AsyncWorkerPool, Policy, PolicyLagError, Stop
 from parenv.testing import LedgerEnv, check_ledger
 
 
-class Slow(LedgerEnv):
-    def step(self, action: Any) -> Any:
-        time.sleep(0.01)
-        return super().step(action)
-
-
 def one_straggler(count: int) -> list[Any]:
-    return [lambda env_id=env_id: (Slow if env_id == 0 else LedgerEnv)(env_id) for env_id in range(count)]
+    return [lambda: slow(0, 0.01), *ledgers(count)[1:]]
 
 
 @pytest.mark.one_in(4)

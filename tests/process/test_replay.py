@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from inside import pid_of
 from sampling import one_in
 
 from parenv import AsyncWorkerPool, ConfigurationError, ReplayError, Stop, TorchPolicy, WorkerOptions
@@ -170,7 +171,7 @@ def test_a_death_is_in_the_journal_and_not_replayed(tmp_path: Path) -> None:
     with pool_of(Net(), record=tmp_path / "journal") as pool:
         stream = pool.rollouts()
         next(stream)
-        os.kill(pool._session.workers.pid(1), signal.SIGKILL)
+        os.kill(pid_of(pool, 1), signal.SIGKILL)
         while not next(stream).restarted.any():
             pass
     with (

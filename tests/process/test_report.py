@@ -13,6 +13,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import Acting
+from inside import pid_of
 from nets import Biased
 from policies import zeros
 from sampling import one_in
@@ -38,13 +40,10 @@ SOON = RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3)
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
-class Fails(LedgerEnv):
-    """Raises at every third step."""
-
-    def step(self, action: Any) -> Any:
-        if self._buffer[2] == 2:
-            raise ValueError("the simulator is not there")
-        return super().step(action)
+def fail(env: Any) -> None:
+    """At every third step."""
+    if env.steps == 2:
+        raise ValueError("the simulator is not there")
 
 
 def loss(policy: Biased, rollout: Any) -> Any:
@@ -122,7 +121,7 @@ def test_a_killed_worker_is_in_the_report_with_the_reason(mode: Any, tmp_path: P
         pool.trace(path)
         stream = pool.rollouts()
         next(stream)
-        os.kill(pool._session.workers.pid(1), signal.SIGKILL)
+        os.kill(pid_of(pool, 1), signal.SIGKILL)
         while not next(stream).restarted.any():
             pass
         statistics = pool.statistics()
@@ -150,7 +149,7 @@ def test_a_run_that_ends_by_a_death_has_it_in_its_report(tmp_path: Path) -> None
         pool.trace(path)
         stream = pool.rollouts()
         next(stream)
-        os.kill(pool._session.workers.pid(0), signal.SIGKILL)
+        os.kill(pid_of(pool, 0), signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="was killed by SIGKILL"):
             deque(stream, maxlen=0)
     timeline = read_timeline(path)
@@ -161,7 +160,8 @@ def test_a_run_that_ends_by_a_death_has_it_in_its_report(tmp_path: Path) -> None
 
 def test_replaced_sub_environments_are_in_the_report(tmp_path: Path) -> None:
     workers = WorkerOptions(restart=SOON, on_env_error="restart_env")
-    with AsyncWorkerPool(lambda: Fails(0), zeros, num_envs=2, num_workers=1, rollout_length=4, workers=workers) as pool:
+    makers = [lambda: Acting(0, fail)] * 2
+    with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=4, workers=workers) as pool:
         pool.trace(tmp_path / "trace.json")
         for _ in pool.rollouts(Stop(env_steps=40)):
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
 import signal
@@ -10,11 +11,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
-from envs import ledgers
+from envs import Acting, kill_oneself, ledgers, once
+from inside import deaths_of, pid_of, workers_of
 from policies import zeros
 from scripts import printed_by
 
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 def kill(pool: AsyncWorkerPool, worker: int) -> bool:
     """Kill a worker, unless it is dead or being replaced just now."""
-    pid = pool._session.workers.pid(worker)
+    pid = pid_of(pool, worker)
     if pid <= 0:
         return False
     try:
@@ -86,7 +87,7 @@ def test_other_workers_do_not_wait_for_the_one_that_is_replaced() -> None:
         for deaths in range(1, 3):
             while not kill(pool, 0):
                 next(stream)
-            while len(pool._session._supervisor.deaths[0]) < deaths:
+            while len(deaths_of(pool, 0)) < deaths:
                 next(stream)
         arrived = [next(stream).worker for _ in range(50)]
     # What worker 0 had committed before it died may still be among them.
@@ -108,20 +109,14 @@ def test_the_broken_episode_is_marked_and_seeds_are_fresh() -> None:
         assert (third.observations[0] == second.last_observations).all()
 
 
-class Dies(LedgerEnv):
-    """Dies at its second step, always."""
-
-    def step(self, action: Any) -> Any:
-        if self._buffer[2] == 1:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return super().step(action)
-
-
 def test_too_many_deaths_are_one_error_that_carries_all_of_them() -> None:
+    def die(env: Any) -> None:
+        if env.steps == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
     workers = WorkerOptions(restart=RestartPolicy(max_restarts=2, backoff_s=1e-3))
-    with AsyncWorkerPool(
-        [lambda: LedgerEnv(0), lambda: Dies(1, 99)], zeros, num_workers=2, mode="sync", workers=workers
-    ) as pool:
+    makers = [lambda: LedgerEnv(0), lambda: Acting(1, die, max_length=99)]
+    with AsyncWorkerPool(makers, zeros, num_workers=2, mode="sync", workers=workers) as pool:
         with pytest.raises(RestartLimitError, match=r"worker 1 \(env_ids 1\) has died 3 times") as caught:
             next(pool.rollouts())
         assert [type(death) for death in caught.value.deaths] == [WorkerDiedError] * 3
@@ -137,17 +132,12 @@ def test_without_a_restart_policy_a_death_ends_the_pool() -> None:
         assert pool.closed
 
 
-class KillsWhenCalled(LedgerEnv):
-    def suicide(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_call_that_kills_its_worker_is_an_error_and_the_pool_goes_on() -> None:
-    factories = [lambda env_id=env_id: KillsWhenCalled(env_id) for env_id in range(2)]
+    factories = [functools.partial(Acting, env_id) for env_id in range(2)]
     with AsyncWorkerPool(factories, zeros, num_workers=2, mode="sync", rollout_length=4, workers=OFTEN) as pool:
         next(pool.rollouts())
         with pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL while calling a method"):
-            pool.call("suicide", env_ids=[1])
+            pool.call("do", kill_oneself, env_ids=[1])
         assert pool.get_attr("_max_length") == (7, 7)
         expected: dict[int, tuple[int, ...]] = {}
         rollout = next(pool.rollouts())
@@ -159,23 +149,18 @@ def test_a_call_that_kills_its_worker_is_an_error_and_the_pool_goes_on() -> None
 class DiesOnce(Policy):
     """Kills the first worker process that evaluates with it."""
 
-    def __init__(self, flag: str) -> None:
+    def __init__(self, flag: Path) -> None:
         self.flag = flag
 
     def act(self, observations: Any, carry: Any) -> Action:
-        if self.settings.get("deterministic"):
-            try:
-                os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                pass
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return Action(np.zeros(len(observations), np.int64))
+        if self.settings.get("deterministic") and once(self.flag):
+            kill_oneself()
+        return Action(zeros(observations))
 
 
 def test_an_evaluation_is_repeated_by_the_worker_in_its_place(tmp_path: Any) -> None:
     with AsyncWorkerPool(
-        ledgers(2), DiesOnce(str(tmp_path / "flag")), num_workers=2, rollout_length=4, workers=OFTEN
+        ledgers(2), DiesOnce(tmp_path / "flag"), num_workers=2, rollout_length=4, workers=OFTEN
     ) as pool:
         episodes = pool.evaluate(6)
         assert isinstance(episodes, EpisodeStatistics)
@@ -230,7 +215,7 @@ def test_gradients_of_the_dead_are_never_applied_and_rounds_complete() -> None:
 
 def test_what_a_replaced_process_still_says_is_refused() -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=OFTEN) as pool:
-        stream, workers = pool.rollouts(), pool._session.workers
+        stream, workers = pool.rollouts(), workers_of(pool)
         old = workers._processes[0].sender
         while not kill(pool, 0):
             next(stream)
@@ -318,7 +303,7 @@ def test_a_fork_that_fails_for_a_moment_is_tried_again(tmp_path: Path, monkeypat
         assert kill(pool, 1)
         while not next(stream).restarted.any():
             pass
-        deaths = list(pool._session._supervisor.deaths[1])
+        deaths = list(deaths_of(pool, 1))
     words = "worker 1 (env_ids 1) could not be started: BlockingIOError: [Errno 11] Resource temporarily unavailable."
     assert [type(death) for death in deaths] == [WorkerDiedError, WorkerError]
     assert str(deaths[1]) == words
@@ -339,7 +324,7 @@ def test_what_this_process_cannot_open_for_a_worker_is_tried_again(monkeypatch: 
         assert kill(pool, 0)
         while not next(stream).restarted.any():
             pass
-        deaths = list(pool._session._supervisor.deaths[0])
+        deaths = list(deaths_of(pool, 0))
     assert [type(death) for death in deaths] == [WorkerDiedError, WorkerError]
     assert str(deaths[1]) == "worker 0 (env_ids 0) could not be started: [Errno 24] Too many open files."
 
@@ -376,5 +361,5 @@ def test_a_pool_that_is_closed_while_a_worker_is_being_replaced_leaves_nothing()
             for deaths in (1, 2):
                 while not kill(pool, 0):
                     next(stream)
-                while len(pool._session._supervisor.deaths[0]) < deaths:
+                while len(deaths_of(pool, 0)) < deaths:
                     next(stream)

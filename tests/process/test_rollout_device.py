@@ -20,6 +20,7 @@ import pytest
 import torch
 from envs import Copied, OwnVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
+from inside import pid_of
 from policies import zeros
 from test_state_dict import Walk
 
@@ -230,7 +231,7 @@ def test_a_worker_that_was_killed_opens_the_memory_anew() -> None:
     with AsyncWorkerPool(ledgers, Counter(), num_workers=2, rollout_length=9, workers=ON_DEVICE) as pool:
         stream = pool.rollouts()
         killed = next(stream).worker
-        os.kill(pool._session.workers.pid(killed), signal.SIGKILL)
+        os.kill(pid_of(pool, killed), signal.SIGKILL)
         for rollout in stream:
             if rollout.worker == killed and pool.statistics().worker_restarts == 1:
                 break

@@ -10,12 +10,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from envs import ledgers
+from envs import Acting, ledgers
 from policies import zeros
 
 from parenv import AsyncWorkerPool, Policy, PoolClosedError, Rollout, Stop, TorchPolicy
 from parenv.policy.policy import Action
-from parenv.testing import LedgerEnv, check_ledger
+from parenv.testing import check_ledger
 
 
 class Scorer(torch.nn.Module):
@@ -418,19 +418,12 @@ def test_an_interrupt_between_two_waits_comes_when_all_is_noted_down_and_loses_n
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_pool_in_this_process_that_is_interrupted_in_the_middle_of_a_step_is_closed(mode: Any) -> None:
-    class Interrupted(LedgerEnv):
-        def step(self, action: Any) -> Any:
-            if self._buffer[2] == 1:
-                signal.raise_signal(signal.SIGINT)
-            return super().step(action)
+    def interrupt(env: Any) -> None:
+        if env.steps == 1:
+            signal.raise_signal(signal.SIGINT)
 
-    pool = AsyncWorkerPool(
-        [lambda env_id=env_id: Interrupted(env_id) for env_id in range(2)],
-        zeros,
-        num_workers=0,
-        rollout_length=8,
-        mode=mode,
-    )
+    makers = [lambda env_id=env_id: Acting(env_id, interrupt) for env_id in range(2)]
+    pool = AsyncWorkerPool(makers, zeros, num_workers=0, rollout_length=8, mode=mode)
     with pytest.raises(KeyboardInterrupt):
         next(pool.rollouts())
     assert pool.closed

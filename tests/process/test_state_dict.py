@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from inside import pid_of
 from policies import zeros
 
 from parenv import (
@@ -138,7 +139,7 @@ def test_without_get_state_episodes_begin_anew_with_fresh_seeds_and_it_is_said()
         rollout = next(stream)
         assert rollout.restarted.all()
         assert rollout.observations[0, :, 3].tolist() == [1000, 1000]
-        os.kill(pool._session.workers.pid(1), signal.SIGKILL)
+        os.kill(pid_of(pool, 1), signal.SIGKILL)
         while not (rollout := next(stream)).restarted.any():
             pass
         assert rollout.observations[0, 1, 3] == 2000

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from inside import pid_of
 from policies import zeros
 
 from parenv import AsyncWorkerPool, RestartPolicy, Rollout, WorkerError, WorkerOptions
@@ -105,7 +106,7 @@ class PoolUnderFire(RuleBasedStateMachine):
         return os.fstat(self.pool._session._arena.memory.fd).st_size
 
     def pid(self, worker: int) -> int:
-        return self.pool._session.workers.pid(worker)
+        return pid_of(self.pool, worker)
 
     def send(self, worker: int, signum: int) -> bool:
         """Signal a worker, unless it is being replaced just now."""

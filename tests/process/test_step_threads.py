@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import functools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from comparison import assert_same
+from envs import Acting, kill_oneself, once, sleep_long
 from policies import zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, RestartPolicy, Stop, WorkerOptions, WorkerTimeoutError
@@ -102,13 +103,9 @@ def test_replaced_environments_are_the_same_whatever_the_number_of_threads() -> 
 
 
 class Meets(LedgerEnv):
-    """Goes on only when so many are in step at once, and in reset once more than the first time."""
+    """Takes steps and resets only when three of its kind do; each episode has four steps."""
 
-    meeting: threading.Barrier
-
-    def __init__(self, env_id: int) -> None:
-        super().__init__(env_id)
-        self._resets = 0
+    meeting = threading.Barrier(3)
 
     def reset(self, **kwargs: Any) -> Any:
         self.meeting.wait(AT_MOST_S)
@@ -116,19 +113,12 @@ class Meets(LedgerEnv):
 
     def step(self, action: Any) -> Any:
         self.meeting.wait(AT_MOST_S)
-        return super().step(action)
+        observation, reward, *_ = super().step(action)
+        return observation, reward, bool(observation[2] == 4), False, {}
 
 
 def test_so_many_step_and_reset_at_once() -> None:
-    class MeetsHere(Meets):
-        meeting = threading.Barrier(3)
-
-        def step(self, action: Any) -> Any:
-            observation, reward, *_ = super().step(action)
-            self._steps = getattr(self, "_steps", 0) + 1
-            return observation, reward, self._steps % 4 == 0, False, {}
-
-    factories = [lambda env_id=env_id: MeetsHere(env_id) for env_id in range(6)]
+    factories = [lambda env_id=env_id: Meets(env_id) for env_id in range(6)]
     options = WorkerOptions(step_threads=3)
     with AsyncWorkerPool(factories, zeros, num_workers=0, mode="sync", rollout_length=10, workers=options) as pool:
         rollout = next(pool.rollouts())
@@ -137,15 +127,13 @@ def test_so_many_step_and_reset_at_once() -> None:
 
 @pytest.mark.more
 def test_every_transition_arrives_once_also_where_workers_die_and_hang(tmp_path: Path) -> None:
-    class Mortal(LedgerEnv):
-        def step(self, action: Any) -> Any:
-            for name, act in (("killed", die), ("hung", sleep)):
-                if self._buffer[0] == 2 and self._buffer[1] == 2 and once(tmp_path / name):
-                    act()
-            return super().step(action)
+    def die_and_hang(env: Any) -> None:
+        for name, act in (("killed", kill_oneself), ("hung", sleep_long)):
+            if env.env_id == 2 and env.episode == 2 and once(tmp_path / name):
+                act()
 
     expected: dict[int, tuple[int, ...]] = {}
-    factories = [lambda env_id=env_id: Mortal(env_id) for env_id in range(6)]
+    factories = [lambda env_id=env_id: Acting(env_id, die_and_hang) for env_id in range(6)]
     options = WorkerOptions(step_threads=3, step_timeout_s=3.0, restart=OFTEN)
     with AsyncWorkerPool(factories, zeros, num_workers=2, rollout_length=8, workers=options) as pool:
         for rollout in pool.rollouts():
@@ -154,40 +142,14 @@ def test_every_transition_arrives_once_also_where_workers_die_and_hang(tmp_path:
                 break
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def failing(env_id: int, who: tuple[int, ...], where: str, act: Callable[[], object], **options: Any) -> LedgerEnv:
+    """A ledger that does something in one place, behind its first reset, if it is one of those."""
 
+    def maybe(env: Any) -> None:
+        if env.episode >= 0:
+            act()
 
-def sleep() -> None:
-    time.sleep(10_000)
-
-
-def once(flag: Path) -> bool:
-    """Whether this is the first time anybody asks."""
-    try:
-        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
-
-
-class Fails(LedgerEnv):
-    """Does something in one place."""
-
-    def __init__(self, env_id: int, who: tuple[int, ...], where: str, act: Any, pool_seed: int | None = None) -> None:
-        super().__init__(env_id, pool_seed=pool_seed)
-        self._is_it, self._where, self._act, self._resets = env_id in who, where, act, 0
-
-    def reset(self, **kwargs: Any) -> Any:
-        self._resets += 1
-        if self._is_it and self._where == "reset" and self._resets > 1:
-            self._act()
-        return super().reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        if self._is_it and self._where == "step" and self._resets > 1:
-            self._act()
-        return super().step(action)
+    return Acting(env_id, **{f"on_{where}": maybe}, **options) if env_id in who else LedgerEnv(env_id, **options)
 
 
 def fail() -> None:
@@ -196,13 +158,12 @@ def fail() -> None:
 
 @pytest.mark.parametrize("who", [(0,), (5,), (0, 5), tuple(range(6))], ids=str)
 def test_a_reset_that_raises_makes_nobody_step_twice(who: tuple[int, ...], tmp_path: Path) -> None:
-    class FailsOnce(Fails):
-        def __init__(self, env_id: int) -> None:
-            super().__init__(env_id, who, "reset", lambda: once(tmp_path / str(env_id)) and fail(), pool_seed=5)
+    def make(env_id: int) -> Any:
+        return failing(env_id, who, "reset", lambda: once(tmp_path / str(env_id)) and fail(), pool_seed=5)
 
     expected: dict[int, tuple[int, ...]] = {}
     options = WorkerOptions(step_threads=3, on_env_error="restart_env", restart=OFTEN)
-    factories = [lambda env_id=env_id: FailsOnce(env_id) for env_id in range(6)]
+    factories = [functools.partial(make, env_id) for env_id in range(6)]
     with AsyncWorkerPool(
         factories, zeros, num_workers=0, mode="sync", rollout_length=10, workers=options, seed=5
     ) as pool:
@@ -212,7 +173,7 @@ def test_a_reset_that_raises_makes_nobody_step_twice(who: tuple[int, ...], tmp_p
 
 
 def opened(who: tuple[int, ...], where: str, act: Any, num_workers: int = 1, **options: Any) -> AsyncWorkerPool:
-    factories = [lambda env_id=env_id: Fails(env_id, who, where, act) for env_id in range(6)]
+    factories = [functools.partial(failing, env_id, who, where, act) for env_id in range(6)]
     workers = WorkerOptions(step_threads=4, **options)
     return AsyncWorkerPool(factories, zeros, num_workers=num_workers, rollout_length=64, workers=workers)
 
@@ -233,7 +194,7 @@ def test_an_exception_says_whose_it_is_and_shows_the_users_frames(where: str) ->
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_who_hangs_is_named_though_others_were_begun_behind_it(where: str) -> None:
     limits = {"step_timeout_s": 3.0, "reset_timeout_s": 3.0, "restart": None}
-    with opened((2,), where, sleep, **limits) as pool, pytest.raises(WorkerTimeoutError) as caught:
+    with opened((2,), where, sleep_long, **limits) as pool, pytest.raises(WorkerTimeoutError) as caught:
         for _ in pool.rollouts():
             pass
     assert f"during env.{where}() of env_id 2" in str(caught.value)
@@ -242,7 +203,7 @@ def test_who_hangs_is_named_though_others_were_begun_behind_it(where: str) -> No
 @pytest.mark.more
 def test_who_hangs_again_and_again_ends_the_pool() -> None:
     limits = {"step_timeout_s": 3.0, "restart": RestartPolicy(max_restarts=1, backoff_s=0.01)}
-    with opened((5,), "step", sleep, **limits) as pool, pytest.raises(RestartLimitError, match="env_id 5"):
+    with opened((5,), "step", sleep_long, **limits) as pool, pytest.raises(RestartLimitError, match="env_id 5"):
         for _ in pool.rollouts():
             pass
 

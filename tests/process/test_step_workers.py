@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import Acting, kill_oneself, ledgers, slow, taken
 from policies import Counter, lean, zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop, TorchPolicy, WorkerOptions
 from parenv.policy.policy import Action
-from parenv.testing import LedgerEnv, check_ledger
+from parenv.testing import check_ledger
 
 N = 5
 pytestmark = pytest.mark.timeout(300)
-
-
-def ledgers() -> list[Any]:
-    return [functools.partial(LedgerEnv, i) for i in range(N)]
 
 
 def collected(make: Any, policy: Any, workers: WorkerOptions, **options: Any) -> list[Any]:
@@ -55,7 +51,7 @@ def test_rollouts_are_those_of_a_worker_that_steps_by_itself(step_workers: int) 
 def test_every_transition_is_real_and_the_carry_stays_with_who_acts(mode: Any) -> None:
     expected: dict[int, tuple[int, ...]] = {}
     options = WorkerOptions(step_workers=2)
-    with AsyncWorkerPool(ledgers(), Counter(), num_workers=1, mode=mode, rollout_length=9, workers=options) as pool:
+    with AsyncWorkerPool(ledgers(N), Counter(), num_workers=1, mode=mode, rollout_length=9, workers=options) as pool:
         for rollout in pool.rollouts(Stop(env_steps=9 * N * 8)):
             check_ledger(rollout, expected)
             assert (rollout.extras["steps"] == 10 + rollout.observations[..., 2]).all()
@@ -80,24 +76,11 @@ def test_a_network_acts_on_half_batches_and_one_worker_is_the_default() -> None:
         assert (rollout.extras["logits"].argmax(-1) == rollout.actions).all()
 
 
-class Dying(LedgerEnv):
-    """Kills its process in the step that a file asks for, once; otherwise as ever, with generations."""
-
-    def __init__(self, env_id: int, asked: Path) -> None:
-        super().__init__(env_id)
-        self._asked = asked
-
-    def step(self, action: Any) -> Any:
-        if self._asked.exists():
-            self._asked.unlink(missing_ok=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
-
-
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_a_step_worker_that_dies_is_replaced_and_the_step_that_nobody_took_is_not_valid(tmp_path: Path) -> None:
     asked = tmp_path / "die"
-    makers = [functools.partial(Dying, i, asked if i == 3 else tmp_path / "never") for i in range(N)]
+    makers = ledgers(N)
+    makers[3] = functools.partial(Acting, 3, lambda env: taken(asked) and kill_oneself())
     options = WorkerOptions(step_workers=N)
     with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
         rollouts, seen = pool.rollouts(), 0
@@ -124,7 +107,7 @@ def test_a_step_worker_that_dies_is_replaced_and_the_step_that_nobody_took_is_no
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_the_worker_that_acts_dies_with_those_that_step_and_all_are_replaced() -> None:
     options = WorkerOptions(step_workers=2)
-    with AsyncWorkerPool(ledgers(), pids, num_workers=1, rollout_length=8, workers=options) as pool:
+    with AsyncWorkerPool(ledgers(N), pids, num_workers=1, rollout_length=8, workers=options) as pool:
         rollouts = pool.rollouts()
         pid = int(next(rollouts).extras["pid"][0, 0])
         os.kill(pid, signal.SIGKILL)
@@ -133,15 +116,9 @@ def test_the_worker_that_acts_dies_with_those_that_step_and_all_are_replaced() -
         assert pool.statistics().worker_restarts == 1
 
 
-class Slow(LedgerEnv):
-    def step(self, action: Any) -> Any:
-        time.sleep(0.02)
-        return super().step(action)
-
-
 @pytest.mark.more
 def test_a_pool_that_is_closed_in_the_middle_of_a_step_says_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
-    makers = [functools.partial(Slow, i) for i in range(2)]
+    makers = [functools.partial(slow, i, 0.02) for i in range(2)]
     options = WorkerOptions(step_workers=2)
     with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
         next(pool.rollouts())
@@ -177,12 +154,11 @@ def test_sub_environments_that_are_elsewhere_cannot_be_asked() -> None:
 
 @pytest.mark.more
 def test_an_environment_that_raises_is_named_and_ends_the_pool() -> None:
-    class Broken(LedgerEnv):
-        def step(self, action: Any) -> Any:
-            raise RuntimeError("out of order")
+    def fail(env: Any) -> None:
+        raise RuntimeError("out of order")
 
     options = WorkerOptions(step_workers=2)
-    makers = [functools.partial(LedgerEnv, 0), functools.partial(Broken, 1)]
+    makers = [*ledgers(1), functools.partial(Acting, 1, fail)]
     with (
         pytest.raises(RuntimeError, match="out of order"),
         AsyncWorkerPool(makers, zeros, num_workers=1, workers=options) as pool,
@@ -192,14 +168,8 @@ def test_an_environment_that_raises_is_named_and_ends_the_pool() -> None:
 
 @pytest.mark.more
 def test_a_step_that_hangs_is_cut_and_the_worker_that_acts_goes_on(tmp_path: Path, warnings_are_expected: None) -> None:
-    class Hanging(LedgerEnv):
-        def step(self, action: Any) -> Any:
-            if (tmp_path / "hang").exists():
-                (tmp_path / "hang").unlink(missing_ok=True)
-                signal.pause()
-            return super().step(action)
-
-    makers = [functools.partial(LedgerEnv, 0), functools.partial(Hanging, 1)]
+    hangs = functools.partial(Acting, 1, lambda env: taken(tmp_path / "hang") and signal.pause())
+    makers = [*ledgers(1), hangs]
     options = WorkerOptions(step_workers=2, step_timeout_s=20.0)
     with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
         rollouts = pool.rollouts()

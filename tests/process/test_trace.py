@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from envs import slow
 from nets import Biased
 from policies import zeros
 
 from parenv import AsyncWorkerPool, Stop
 from parenv.testing import LedgerEnv
-
-
-class Slow(LedgerEnv):
-    def step(self, action: Any) -> Any:
-        time.sleep(1e-3)
-        return super().step(action)
 
 
 def pieces(path: Path) -> dict[str, list[Any]]:
@@ -40,7 +35,7 @@ def pieces(path: Path) -> dict[str, list[Any]]:
 def test_a_timeline_says_who_did_what_when_without_overlaps(mode: Any, num_workers: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with AsyncWorkerPool(
-        lambda: Slow(0), zeros, num_envs=2, num_workers=num_workers, mode=mode, rollout_length=10
+        lambda: slow(0, 1e-3), zeros, num_envs=2, num_workers=num_workers, mode=mode, rollout_length=10
     ) as pool:
         pool.trace(path)
         began = time.perf_counter()

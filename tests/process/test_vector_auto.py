@@ -17,6 +17,7 @@ import pytest
 from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from inside import pid_of
 
 from parenv import ParallelVectorEnv, WorkerTimeoutError
 from parenv.envs import step_cost
@@ -87,7 +88,7 @@ def test_waking_the_workers_is_timed_and_disturbs_nobody() -> None:
 def test_a_worker_that_does_not_wake_up_is_an_error() -> None:
     with contextlib.closing(ParallelVectorEnv([cheap] * N, num_workers=2)) as envs:
         envs.reset()
-        while (pid := envs._session.backend.workers.pid(1)) < 0:
+        while (pid := pid_of(envs, 1)) < 0:
             envs.step(np.zeros(N, np.int64))
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(WorkerTimeoutError, match=r"not every worker woke up within 0\.05 s"):

@@ -11,6 +11,7 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+from inside import workers_of
 
 from parenv import ParallelVectorEnv
 from parenv.process.cores import usable_cores
@@ -37,7 +38,7 @@ def test_a_step_costs_the_same_system_calls_with_any_number_of_workers(num_worke
         envs.reset(seed=0)
         polls = _count_polls(envs)
         envs.step(actions)
-        workers = envs._session.backend.workers  # type: ignore[attr-defined]
+        workers = workers_of(envs)
         pids = [workers.pid(worker) for worker in range(num_workers)]
         messages, polls[0] = workers.messages, 0
         before = [reads_and_writes(pid) for pid in ("self", *pids)]

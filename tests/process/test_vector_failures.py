@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,9 +15,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import ledgers
+from envs import hold_the_gil, kill_oneself, ledgers, segfault, sleep_long, stop_oneself
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
+from inside import generation_of, workers_of
 
 from parenv import (
     ParallelVectorEnv,
@@ -73,28 +73,8 @@ class Faulty(LedgerEnv):
         self._act()
 
 
-def kill_me() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def leave() -> None:
     os._exit(5)
-
-
-def crash() -> None:
-    ctypes.string_at(0)
-
-
-def sleep_long() -> None:
-    time.sleep(1000)
-
-
-def hold_the_gil() -> None:
-    sum(range(10**13))
-
-
-def stop_me() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def raise_error() -> None:
@@ -185,9 +165,9 @@ def test_sys_exit_in_an_environment_is_an_error_of_the_worker_and_ends_nothing()
 
 
 DEATHS = {
-    "SIGKILL": (kill_me, None, signal.SIGKILL),
+    "SIGKILL": (kill_oneself, None, signal.SIGKILL),
     "exit": (leave, 5, None),
-    "segfault": (crash, None, signal.SIGSEGV),
+    "segfault": (segfault, None, signal.SIGSEGV),
 }
 
 
@@ -229,7 +209,7 @@ def lengths_are_right(observation: Any, reward: float, ended: bool) -> bool:
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize("act", [kill_me, leave], ids=["SIGKILL", "exit"])
+@pytest.mark.parametrize("act", [kill_oneself, leave], ids=["SIGKILL", "exit"])
 def test_a_restarted_worker_truncates_its_episodes_and_disturbs_no_other(
     mode: AutoresetMode, act: Callable[[], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,7 +256,7 @@ def test_a_restarted_worker_truncates_its_episodes_and_disturbs_no_other(
 
 def test_after_a_restart_every_row_goes_on_as_a_ledger_should(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
-        some_faulty("step", kill_me, once=tmp_path / "done"),
+        some_faulty("step", kill_oneself, once=tmp_path / "done"),
         num_workers=3,
         autoreset_mode=AutoresetMode.SAME_STEP,
         on_worker_death="restart",
@@ -301,7 +281,7 @@ def test_after_a_restart_every_row_goes_on_as_a_ledger_should(tmp_path: Path) ->
 
 def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
-        some_faulty("reset", kill_me, once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
+        some_faulty("reset", kill_oneself, once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
     )
     with contextlib.closing(envs):
         observations, _ = envs.reset(seed=3)
@@ -318,7 +298,7 @@ def test_a_vector_env_outlives_the_fork_server() -> None:
         envs.reset()
         spec = next(spec for spec in launcher._fork_servers if ("OWN_ZYGOTE", "vector env") in spec.environment)
         os.kill(launcher._fork_servers[spec]._process.pid, signal.SIGKILL)
-        workers: Any = envs._session.backend.workers  # type: ignore[attr-defined]
+        workers: Any = workers_of(envs)
         while [workers.generation(worker) for worker in range(2)] != [1, 1]:
             envs.step(actions_for())
         for _ in range(10):
@@ -328,7 +308,7 @@ def test_a_vector_env_outlives_the_fork_server() -> None:
 def test_a_worker_that_dies_in_a_masked_reset_is_restarted_and_reset_again(tmp_path: Path) -> None:
     (tmp_path / "done").touch()
     envs = ParallelVectorEnv(
-        some_faulty("reset", kill_me, once=tmp_path / "done"),
+        some_faulty("reset", kill_oneself, once=tmp_path / "done"),
         num_workers=2,
         on_worker_death="restart",
         autoreset_mode=AutoresetMode.DISABLED,
@@ -346,7 +326,7 @@ def test_a_worker_that_dies_in_a_masked_reset_is_restarted_and_reset_again(tmp_p
 
 def test_a_call_to_a_worker_that_dies_is_an_error_and_the_env_stays_usable(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
-        some_faulty("call", kill_me, (3, 4, 5), once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
+        some_faulty("call", kill_oneself, (3, 4, 5), once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
     )
     with contextlib.closing(envs):
         envs.reset()
@@ -369,7 +349,7 @@ def test_a_worker_that_dies_again_and_again_is_not_restarted_for_ever() -> None:
         envs.reset()
 
 
-HANGS = {"asleep": sleep_long, "holding the GIL": hold_the_gil, "stopped": stop_me}
+HANGS = {"asleep": sleep_long, "holding the GIL": hold_the_gil, "stopped": stop_oneself}
 
 
 @pytest.mark.one_in(3)
@@ -411,7 +391,10 @@ def test_a_slow_worker_within_the_limit_is_let_be() -> None:
 
 def test_with_send_and_recv_a_restart_flags_rows_under_way_now_and_idle_ones_at_their_next_step(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
-        some_faulty("step", kill_me, once=tmp_path / "done"), num_workers=2, batch_size=2, on_worker_death="restart"
+        some_faulty("step", kill_oneself, once=tmp_path / "done"),
+        num_workers=2,
+        batch_size=2,
+        on_worker_death="restart",
     )
     with contextlib.closing(envs):
         envs.reset()
@@ -454,7 +437,7 @@ class RaisesOrDies(LedgerEnv):
 
     def step(self, action: Any) -> Any:
         if action:
-            (raise_error if action == 1 else kill_me)()
+            (raise_error if action == 1 else kill_oneself)()
         return super().step(action)
 
 
@@ -476,7 +459,7 @@ def test_a_restart_in_a_step_that_raises_is_told_truncated_by_the_next_step_unle
         with pytest.raises(SimulatorError):
             envs.step(np.array([0, 1, 2, 0]))
         deadline = time.monotonic() + 120
-        while envs._session.backend.workers.generation(1) == 0 and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        while generation_of(envs, 1) == 0 and time.monotonic() < deadline:
             envs.call("get_wrapper_attr", "action_space")
         if then == "reset":
             envs.reset()
@@ -500,16 +483,16 @@ class HangsAnew(LedgerEnv):
         made.write_bytes(b"." * (1 + (made.stat().st_size if made.exists() else 0)))
         self._stops_in = where if made.stat().st_size == 2 else ""
         if self._stops_in == "constructor":
-            stop_me()
+            stop_oneself()
 
     def reset(self, **kwargs: Any) -> Any:
         if self._stops_in == "reset":
-            stop_me()
+            stop_oneself()
         return super().reset(**kwargs)
 
     def step(self, action: Any) -> Any:
         if action:
-            kill_me()
+            kill_oneself()
         return super().step(action)
 
 
@@ -532,7 +515,7 @@ def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where:
         assert truncated[0]
         assert infos["worker_restarted"][0]
         assert observations.tolist() == [[0, 0, 0]]
-        assert envs._session.backend.workers.generation(0) >= 2  # type: ignore[attr-defined]
+        assert generation_of(envs, 0) >= 2
         assert envs.step(np.zeros(1, np.int64))[0].tolist() == [[0, 1, 0]]
 
 
@@ -571,7 +554,7 @@ class RaisesAnew(LedgerEnv):
 
     def step(self, action: Any) -> Any:
         if action:
-            kill_me()
+            kill_oneself()
         return super().step(action)
 
 
@@ -601,7 +584,7 @@ def test_the_driver_is_woken_by_a_worker_that_is_back(
     monkeypatch.setattr(backend, "MAX_WAIT_S", 3600.0)  # Nothing but a wake-up wakes it.
     patient = WorkerOptions(step_timeout_s=None, reset_timeout_s=None)
     envs = ParallelVectorEnv(
-        some_faulty("step", kill_me, once=tmp_path / "done"),
+        some_faulty("step", kill_oneself, once=tmp_path / "done"),
         num_workers=2,
         autoreset_mode=mode,
         on_worker_death="restart",

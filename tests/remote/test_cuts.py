@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from envs import ledgers
+from inside import generation_of, workers_of
 from network import Network, why_not
 from policies import zeros
 from sampling import one_in
@@ -58,7 +59,7 @@ class Run:
 
     @property
     def generation(self) -> int:
-        return self.pool._session.workers.generation(1)
+        return generation_of(self.pool, 1)
 
 
 class Cable:
@@ -148,11 +149,11 @@ def test_while_one_host_of_two_is_cut_the_other_goes_on(hosts: Any) -> None:
             run.until(lambda: min(run.by_worker.values()) > 50)
             network.cut(1)
             run.until(lambda: pool.statistics().hosts == 1)
-            (lost,) = (worker for worker in range(2) if pool._session.workers.doing(worker) == WAITING_FOR_A_HOST)
+            (lost,) = (worker for worker in range(2) if workers_of(pool).doing(worker) == WAITING_FOR_A_HOST)
             other = 1 - lost
             before = run.by_worker.copy()
             run.until(lambda: run.by_worker[other] > before[other] + 200)
-            assert pool._session.workers.generation(other) == 0
+            assert generation_of(pool, other) == 0
             network.heal(1)
             run.until(lambda: run.by_worker[lost] > before[lost] + 50)
             assert (pool.statistics().hosts, pool.statistics().worker_restarts) == (2, 1)

@@ -23,6 +23,7 @@ import pytest
 from envs import ledgers
 from fake_hosts import LATE_S, FakeHost, Misbehaviour, SteppingHost
 from gymnasium import spaces
+from inside import workers_of
 from offences import (
     COMMIT,
     ESCAPE,
@@ -381,7 +382,7 @@ def make_envs(hosts: Any, num_workers: int, **more: Any) -> ParallelVectorEnv:
 
 
 def refused_by(envs: ParallelVectorEnv) -> Any:
-    return envs._session.backend.workers.placement.traffic().refused  # type: ignore[attr-defined]
+    return workers_of(envs).placement.traffic().refused
 
 
 def answered(envs: ParallelVectorEnv) -> list[bytes]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from envs import ledgers
+from inside import generation_of, workers_of
 from policies import zeros
 from sampling import one_in
 from worker_hosts import until
@@ -83,13 +84,13 @@ def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
         audit.take(500)
         host.kill()
         audit.until(lambda: pool.statistics().workers_alive == 1)
-        generation = pool._session.workers.generation(1)
+        generation = generation_of(pool, 1)
         audit.take(500)
-        assert pool._session.workers.doing(1) == "waiting for a host"
+        assert workers_of(pool).doing(1) == "waiting for a host"
         hosts.start(1)
         audit.until(lambda: pool.statistics().workers_alive == 2)
         audit.take(500)
-        assert pool._session.workers.generation(1) == generation == 1
+        assert generation_of(pool, 1) == generation == 1
         audit.until(lambda: len(audit.expected) == 2)
 
 
@@ -175,7 +176,7 @@ def test_a_host_that_was_silent_too_long_comes_back_with_a_new_generation(hosts:
         audit.until(lambda: pool.statistics().workers_alive == 3)
         audit.take(1000)
         audit.until(lambda: len(audit.expected) == 3)
-        assert [pool._session.workers.generation(worker) for worker in range(3)] == [0, 1, 1]
+        assert [generation_of(pool, worker) for worker in range(3)] == [0, 1, 1]
     assert host.wait(120.0) == 0
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from comparison import assert_same
 from envs import ledgers
+from inside import pid_of
 from policies import lean, zeros
 from proxy import Proxy
 from without_torch import Told, Words, anything, by_mask
@@ -186,7 +187,7 @@ def test_a_policy_without_a_module_crosses_once_for_a_host_too(hosts: Any) -> No
         for _ in range(5):
             assert next(rollouts).actions.all()
         assert 400_000 < pool.statistics().bytes_sent - before < 500_000
-        os.kill(pool._session.workers.pid(1), signal.SIGKILL)
+        os.kill(pid_of(pool, 1), signal.SIGKILL)
         while not pool.statistics().worker_restarts:
             assert next(rollouts).actions.all()
         for _ in range(5):
@@ -351,7 +352,7 @@ def test_a_killed_worker_is_started_again_on_its_host(hosts: Any) -> None:
         for i, rollout in enumerate(pool.rollouts(Stop(env_steps=8000))):
             check_ledger(rollout, expected)
             # A worker may have delivered rollouts before its host says which process it is.
-            if kills and i >= kills[0] and (pid := pool._session.workers.pid(len(kills) % 2)) > 0:
+            if kills and i >= kills[0] and (pid := pid_of(pool, len(kills) % 2)) > 0:
                 os.kill(pid, signal.SIGKILL)
                 del kills[0]
         statistics = pool.statistics()
@@ -370,7 +371,7 @@ def test_a_death_without_restarts_ends_the_pool_and_its_hosts(hosts: Any) -> Non
         placement=hosts.placement(),
     ) as pool:
         next(pool.rollouts())
-        pid = pool._session.workers.pid(0)
+        pid = pid_of(pool, 0)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="SIGKILL") as caught:
             for _ in pool.rollouts(Stop(seconds=120)):

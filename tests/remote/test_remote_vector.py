@@ -22,6 +22,7 @@ from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from inside import workers_of
 from sampling import one_in
 
 import parenv
@@ -176,10 +177,6 @@ def hang() -> None:
 
 def kill_me() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def workers_of(envs: ParallelVectorEnv) -> Any:
-    return envs._session.backend.workers  # type: ignore[attr-defined]
 
 
 def until(holds: Callable[[], bool], act: Callable[[], object]) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from envs import ledgers
+from inside import pid_of
 from policies import zeros
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, RestartPolicy, Stop, WorkerDiedError, WorkerOptions
@@ -125,7 +126,7 @@ def pool_of(factories: Sequence[Any], number: int, workers: WorkerOptions) -> As
 
 
 def kill(pool: AsyncWorkerPool, worker: int) -> None:
-    pid = pool._session.workers.pid(worker)
+    pid = pid_of(pool, worker)
     assert pid > 0
     os.kill(pid, signal.SIGKILL)
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from envs import ledgers
+from inside import generation_of, pid_of
 from members import after
 from policies import zeros
 from ray_cluster import RayCluster
@@ -69,7 +70,7 @@ def test_an_actor_is_killed_and_a_node_is_lost_and_nothing_of_the_ledger(cluster
             return pool.statistics().workers_alive == 3 and pool.statistics().hosts == 3
 
         until(lambda: len(expected) == 6)
-        victim = pool._session.workers.pid(0)
+        victim = pid_of(pool, 0)
         actor = psutil.Process(psutil.Process(victim).ppid()).ppid()
         os.kill(actor, signal.SIGKILL)
         until(lambda: pool.statistics().worker_restarts == 1 and everybody_is_back())
@@ -77,7 +78,7 @@ def test_an_actor_is_killed_and_a_node_is_lost_and_nothing_of_the_ledger(cluster
         until(lambda: pool.statistics().worker_restarts >= 2 and everybody_is_back())
         enough = pool.statistics().env_steps + 2000
         until(lambda: pool.statistics().env_steps > enough)
-        assert {pool._session.workers.generation(worker) for worker in range(3)} != {0}
+        assert {generation_of(pool, worker) for worker in range(3)} != {0}
 
 
 def test_what_ray_cannot_place_is_said_in_time(cluster: RayCluster) -> None:
