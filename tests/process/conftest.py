@@ -19,8 +19,10 @@ LIBRARIES = {"sb3": "stable_baselines3", "sb3_accelerate": "stable_baselines3"}
 def modules_are_imported_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     local_launch, library = launch.local_launch, LIBRARIES.get(request.path.stem.removeprefix("test_"))
 
-    def with_torch(*arguments: Any, **more: Any) -> Any:
-        return local_launch(*arguments, **{**more, "torch": True})
+    def with_torch(job: Any, *arguments: Any, **more: Any) -> Any:
+        # A fork server of a test's own starts sooner without.
+        own = bool(job.options.environment or job.options.preload)
+        return local_launch(job, *arguments, **{**more, **({} if own else {"torch": True})})
 
     for module in ("parenv.pool.opening", "parenv.population.session", "parenv.vector.backend"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)

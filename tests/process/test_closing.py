@@ -215,7 +215,7 @@ def void(value: object) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting for a pending call")
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("parts", [4, pytest.param(100, marks=pytest.mark.more)])
+@pytest.mark.parametrize("parts", [2, pytest.param(100, marks=pytest.mark.more)])
 def test_a_signal_handler_may_close_and_exit_at_any_line(
     parts: int, product: Any, sigterm_handler: Any, tmp_path: Path
 ) -> None:
@@ -252,7 +252,7 @@ def use_and_close(user: Any) -> Any:
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("parts", [4, pytest.param(50, marks=pytest.mark.more)])
+@pytest.mark.parametrize("parts", [2, pytest.param(50, marks=pytest.mark.more)])
 def test_ctrl_c_at_any_line_of_close_leaves_nothing_open(parts: int, product: Any, tmp_path: Path) -> None:
     user = product(Short, tmp_path)
     with AtLine(-1) as lines:

@@ -455,6 +455,7 @@ before, hard = descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 """What follows is run with a fork server that is there already."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("system", ["pool", "vector env"])
 def test_too_few_descriptors_are_an_error_before_anything_starts(system: str) -> None:
     script = """
@@ -506,6 +507,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - before)
     assert printed_by(FEW_DESCRIPTORS + script, system) == "46\n"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("system", ["pool", "vector env"])
 def test_a_worker_is_replaced_while_no_descriptor_is_left(system: str) -> None:
     script = """

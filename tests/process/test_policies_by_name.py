@@ -225,7 +225,7 @@ def test_a_frozen_version_plays_on_as_it_was(kind: Any, num_workers: int) -> Non
         max_frozen=100,  # What is released is kept for as long as a slow worker has it in an episode.
     ) as pool:
         past: list[str] = []
-        for number, rollout in enumerate(pool.rollouts(Stop(env_steps=3000)), start=1):
+        for number, rollout in enumerate(pool.rollouts(Stop(env_steps=1500)), start=1):
             for name, rows in rollout.items():
                 if name == "fox":
                     continue

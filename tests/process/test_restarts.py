@@ -183,7 +183,7 @@ class Weight(torch.nn.Module):
 def test_the_one_in_its_place_acts_by_the_newest_version(mode: Any) -> None:
     policy = TorchPolicy(Weight(), "act", ("actions", "value"))
     with AsyncWorkerPool(ledgers(2), policy, num_workers=2, mode=mode, rollout_length=4, workers=OFTEN) as pool:
-        for i, rollout in enumerate(pool.rollouts(Stop(env_steps=4000))):
+        for i, rollout in enumerate(pool.rollouts(Stop(env_steps=2000))):
             assert (rollout.extras["value"] == rollout.policy_version).all()
             with torch.no_grad():
                 policy.module.value += 1
