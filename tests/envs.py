@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import signal
 import time
@@ -12,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from parenv.testing import LedgerEnv
+
+PAIR, PAIRS, TWO = np.zeros(2, np.float32), spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
 
 
 def ledgers(count: int, **options: Any) -> list[Any]:
@@ -119,3 +124,42 @@ class Acting(LedgerEnv):
 def slow(env_id: int, seconds: float) -> Acting:
     """A ledger whose steps take so long."""
     return Acting(env_id, lambda env: time.sleep(seconds))
+
+
+class Plain(gym.Env[Any, Any]):
+    """Shows the same observation all the time.
+
+    Args:
+        observation: By default two zeros.
+        space: Space of the observation.
+        action_space: By default there are two actions.
+        length: Number of steps of an episode, which never ends by default.
+        reward: Reward of each step, or a function of the action.
+        on_step: Called with the environment in each step, which has the attributes ``steps`` and ``action``. If the
+            result is a dict, it is the info.
+    """
+
+    def __init__(
+        self,
+        observation: Any = PAIR,
+        space: Any = PAIRS,
+        action_space: Any = TWO,
+        *,
+        length: float = math.inf,
+        reward: Any = 0.0,
+        on_step: Callable[[Any], object] | None = None,
+    ) -> None:
+        self.observation_space, self.action_space, self.observation = space, action_space, observation
+        self.length, self.reward, self.on_step = length, reward, on_step
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation, {}
+
+    def step(self, action: Any) -> Any:
+        assert self.steps < self.length, "its episode has ended"
+        self.steps, self.action = self.steps + 1, action
+        info = None if self.on_step is None else self.on_step(self)
+        reward = self.reward(action) if callable(self.reward) else self.reward
+        return self.observation, reward, self.steps == self.length, False, info if isinstance(info, dict) else {}

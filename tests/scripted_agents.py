@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from parenv import Policy
+from parenv import AsyncWorkerPool, Policy
 from parenv.policy.policy import Action
 
 AGENTS = ("fox_0", "fox_1", "hen_0", "hen_1", "hen_2")
@@ -214,6 +214,21 @@ class Counter(Policy):
 
     def act(self, observations: Any, carry: Any) -> Action:
         return Action(act(observations), {"steps": carry["steps"]}, {"steps": carry["steps"] + 1})
+
+
+def named_pool(
+    count: int,
+    kind: Any = Scripted,
+    *,
+    hen: Any = act,
+    fox: Any = act,
+    policy_of: Any = species,
+    num_workers: int = 0,
+    **options: Any,
+) -> AsyncWorkerPool:
+    """A pool of scripted environments with two policies."""
+    envs, policies = scripted(count, kind), {"hen": hen, "fox": fox}
+    return AsyncWorkerPool(envs, policies, policy_of=policy_of, num_workers=num_workers, **options)
 
 
 def one_action(observation: Any) -> Any:

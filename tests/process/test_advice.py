@@ -5,30 +5,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
+from envs import Plain
 from policies import zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, Stop, WorkerOptions
 from parenv.advice import Advice, Setting
 
 
-class Sleeping(gym.Env[Any, Any]):
-    """Waits for something outside: ``seconds`` a step, ten times as long in every fourth sub-environment if uneven."""
-
-    observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        time.sleep(self.seconds)
-        return np.zeros(3, np.float32), 0.0, False, False, {}
+def sleeping(seconds: float) -> Plain:
+    """Waits for something outside in each step."""
+    return Plain(on_step=lambda env: time.sleep(seconds))
 
 
 def burn(processor_seconds: float) -> None:
@@ -64,7 +52,7 @@ def test_beside_a_heavy_learner_a_cheap_environment_has_nothing_to_gain(mode: An
 @pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_beside_a_light_learner_a_sleeping_environment_points_at_the_number_of_workers(mode: Any) -> None:
-    advice = advice_after(lambda: Sleeping(4e-3), 1e-6, 6, num_envs=4, num_workers=2, rollout_length=16, mode=mode)
+    advice = advice_after(lambda: sleeping(4e-3), 1e-6, 6, num_envs=4, num_workers=2, rollout_length=16, mode=mode)
     assert advice.worker_shares["environment"] > 0.5
     assert advice.driver_shares["waiting for workers"] > 0.5
     assert advice.largest_gain > 2
@@ -75,7 +63,7 @@ def test_beside_a_light_learner_a_sleeping_environment_points_at_the_number_of_w
 
 @pytest.mark.more
 def test_stragglers_point_at_the_mode() -> None:
-    factories = [lambda: Sleeping(1e-3), lambda: Sleeping(1e-3), lambda: Sleeping(1e-3), lambda: Sleeping(1e-2)]
+    factories = [lambda: sleeping(1e-3), lambda: sleeping(1e-3), lambda: sleeping(1e-3), lambda: sleeping(1e-2)]
     advice = advice_after(factories, 1e-6, 6, num_workers=4, rollout_length=16, mode="sync")
     assert limits(advice)["deviation of the time for a rollout"] == "mode"
 
@@ -90,7 +78,7 @@ def test_shares_of_workers_and_driver_are_shares() -> None:
 
 
 def test_a_run_in_this_process_gets_advice_too() -> None:
-    advice = advice_after(lambda: Sleeping(2e-3), 1e-6, 3, num_envs=2, num_workers=0, rollout_length=16, mode="sync")
+    advice = advice_after(lambda: sleeping(2e-3), 1e-6, 3, num_envs=2, num_workers=0, rollout_length=16, mode="sync")
     assert advice.setting == Setting(0, 2, "sync", "experience", 16)
     assert advice.largest_gain > 2
     assert str(advice).startswith("num_workers=0, num_envs=2, mode='sync', ")

@@ -16,6 +16,7 @@ from scripted_agents import (
     ScriptedTurns,
     act,
     delivered,
+    named_pool,
     plain_loop,
     plain_turns,
     scripted,
@@ -37,10 +38,7 @@ def check(found: Ledger, wanted: Ledger) -> None:
 @pytest.mark.parametrize(("num_envs", "num_workers"), [(1, 0), (3, 0), (5, 2)])
 def test_every_agent_lives_through_what_it_does_in_a_plain_loop(mode: Any, num_envs: int, num_workers: int) -> None:
     found: Ledger = {}
-    policies = {"hen": act, "fox": act}
-    with AsyncWorkerPool(
-        scripted(num_envs), policies, policy_of=species, num_workers=num_workers, mode=mode, rollout_length=7
-    ) as pool:
+    with named_pool(num_envs, num_workers=num_workers, mode=mode, rollout_length=7) as pool:
         steps = dict.fromkeys(range(num_envs), 0)
         states: dict[int, Any] = {env_id: [] for env_id in range(num_envs)}
         for rollout in pool.rollouts(Stop(env_steps=7 * num_envs * 12)):
@@ -64,12 +62,8 @@ def test_every_agent_that_acts_in_turns_lives_through_what_it_does_in_a_plain_lo
     mode: Any, num_envs: int, num_workers: int
 ) -> None:
     found: Ledger = {}
-    policies = {"hen": act, "fox": act}
     env_steps = 0
-    with AsyncWorkerPool(
-        scripted(num_envs, ScriptedTurns), policies, policy_of=species, num_workers=num_workers, mode=mode,
-        rollout_length=7,
-    ) as pool:  # fmt: skip
+    with named_pool(num_envs, ScriptedTurns, num_workers=num_workers, mode=mode, rollout_length=7) as pool:
         for rollout in pool.rollouts(Stop(env_steps=num_envs * 300)):
             env_steps += rollout.num_steps
             for rows in rollout.values():

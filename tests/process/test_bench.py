@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from envs import Plain
 
 from parenv.bench import other_libraries
 from parenv.bench.benchmark import BenchReport, Progress, bench
@@ -119,19 +121,13 @@ def test_the_function_takes_a_lambda_and_a_policy_and_tells_how_far_it_is() -> N
 @pytest.mark.usefixtures("torchrl_has_its_frames")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_that_cannot_go_on() -> None:
-    class BreaksInWorkers(gym.Env[int, int]):
-        observation_space = action_space = gym.spaces.Discrete(2)
-
-        def reset(self, *, seed: int | None = None, options: object = None) -> tuple[int, dict[str, object]]:
-            return 0, {}
-
-        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, object]]:
-            if os.getpid() != driver:
-                raise ValueError("not here")
-            return 0, 0.0, False, False, {}
+    def break_in_workers(env: object) -> None:
+        if os.getpid() != driver:
+            raise ValueError("not here")
 
     driver = os.getpid()
-    report = bench(BreaksInWorkers, seconds=0.5, repeats=1, num_envs=[2], num_workers=[1], pool=False)
+    make = functools.partial(Plain, on_step=break_in_workers)
+    report = bench(make, seconds=0.5, repeats=1, num_envs=[2], num_workers=[1], pool=False)
     failures = {(one.system, one.num_workers): one.failure for one in report.throughput}
     assert failures["SyncVectorEnv", 0] is None
     assert failures["ParallelVectorEnv", 0] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from envs import Plain
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeReward, RecordEpisodeStatistics, TransformReward
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorEpisodeStatistics
@@ -22,20 +23,12 @@ LIVES, LIFE = 3, 5
 STEP_S = 0.0005
 
 
-class Game(gym.Env[Any, Any]):
-    """Pays 2 a step, and ends after three lives of five steps each."""
+def nap(env: Any) -> None:
+    time.sleep(STEP_S)
 
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        time.sleep(STEP_S)
-        return np.zeros(2, np.float32), 2.0, self.steps == LIVES * LIFE, False, {}
+Game = functools.partial(Plain, length=LIVES * LIFE, reward=2.0, on_step=nap)
+"""Pays 2 a step, and ends after three lives of five steps each."""
 
 
 class EpisodicLife(gym.Wrapper[Any, Any, Any, Any]):

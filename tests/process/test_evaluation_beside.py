@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
 import signal
 import threading
@@ -15,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from envs import Acting, once
+from envs import Acting, Plain, once
 from inside import pid_of
 from policies import lean, zeros
 from scripted_agents import Scripted, ScriptedTurns
@@ -28,20 +30,7 @@ from parenv.testing import LedgerEnv, check_ledger
 PATIENCE_S = 120.0
 
 
-class Paid(gym.Env[Any, Any]):
-    """Pays what the action says; episodes of five steps."""
-
-    observation_space = gym.spaces.Box(-1, 1, (1,))
-    action_space = gym.spaces.Discrete(1000)
-
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=options.get("seed"))
-        self._left = 5
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self._left -= 1
-        return np.zeros(1, np.float32), float(action), self._left == 0, False, {}
+Paid = functools.partial(Plain, action_space=gym.spaces.Discrete(1000), length=5, reward=float)
 
 
 class Payer(torch.nn.Module):
@@ -301,13 +290,13 @@ def test_one_is_under_way_at_a_time_and_one_that_is_waited_for_comes_behind_it(t
 
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_a_worker_in_the_place_of_a_dead_one_evaluates_the_same_version(tmp_path: Path) -> None:
-    class Waiting(Paid):
-        def step(self, action: Any) -> Any:
-            observation, reward, _, truncated, info = super().step(action)
-            return observation, reward, self._left <= 0 and (tmp_path / "go").exists(), truncated, info
+    def end_then(env: Any) -> None:
+        env.length = env.steps if env.steps >= 5 and (tmp_path / "go").exists() else math.inf
+
+    waiting = functools.partial(Paid, length=math.inf, on_step=end_then)
 
     agent = Payer()
-    with AsyncWorkerPool(Waiting, agent, num_envs=4, num_workers=2, rollout_length=2) as pool:
+    with AsyncWorkerPool(waiting, agent, num_envs=4, num_workers=2, rollout_length=2) as pool:
         pending = pool.evaluate(8, wait=False)
         stream = pool.rollouts()
         for version in range(1, 20):
@@ -421,8 +410,7 @@ def test_an_evaluation_in_place_is_refused_where_it_would_do_harm(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("more", "evaluates", "is_warned"),
-    [({}, False, True), ({}, True, False), ({"env_steps": 1000}, False, False)],
+    ("more", "evaluates", "is_warned"), [({}, False, True), ({}, True, False), ({"env_steps": 1000}, False, False)]
 )
 def test_a_stream_that_only_an_evaluation_ends_warns_once_if_there_is_none(
     more: Any, evaluates: bool, is_warned: bool, recwarn: pytest.WarningsRecorder
@@ -461,8 +449,8 @@ def test_weights_are_those_of_a_state_dict_also_where_tensors_are_tied_or_not_in
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one = torch.nn.Linear(1, 2)
-            self.other = torch.nn.Linear(1, 2)
+            self.one = torch.nn.Linear(2, 2)
+            self.other = torch.nn.Linear(2, 2)
             self.other.weight = self.one.weight
             self.register_buffer("kept", torch.ones(3))
             self.register_buffer("left_out", torch.ones(3), persistent=False)

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import ledgers
 from sampling import one_in
 from scripted_agents import Scripted, ScriptedTurns
 from torch import nn
@@ -104,6 +105,15 @@ def loss_fn(policy: Any, rollout: Rollout) -> Any:
     return loss, {"rows": len(rollout.rewards), "mean_reward": rollout.rewards.mean()}
 
 
+def learning(
+    policy: Any, num_envs: int, num_workers: int, *, env_fn: Any = Plane, mode: Any = "sync", loss_fn: Any = loss_fn,
+    **options: Any,
+) -> AsyncWorkerPool:  # fmt: skip
+    """A pool whose workers compute gradients."""
+    how: Any = {"mode": mode, "parallelism": "gradient", "loss_fn": loss_fn, **options}
+    return AsyncWorkerPool(env_fn, policy, num_envs=num_envs, num_workers=num_workers, **how)
+
+
 def joined(rollouts: Any) -> Rollout:
     """The concatenated batch of one process, for losses that look at each column by itself."""
     (rollout,) = rollouts
@@ -122,8 +132,7 @@ PRECISIONS = {"double": (torch.float64, 1e-10), "single": (torch.float32, 1e-5)}
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
-    ("workers", "net", "reduction", "precision"),
-    one_in(4, [1, 2, 3], NETS, ["mean", "default"], PRECISIONS),
+    ("workers", "net", "reduction", "precision"), one_in(4, [1, 2, 3], NETS, ["mean", "default"], PRECISIONS)
 )
 def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
     workers: int, net: str, reduction: Any, precision: str
@@ -134,10 +143,15 @@ def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
     # Workers with unequal shares agree with the whole batch only if they are weighted by their samples.
     num_envs = 5 if reduction == "default" else 6
     how: dict[str, Any] = {} if reduction == "default" else {"reduction": reduction}
-    with AsyncWorkerPool(
-        lambda: Plane(shape), policy, num_envs=num_envs, num_workers=workers, mode="sync", parallelism="gradient",
-        loss_fn=loss_fn, rollout_length=9, seed=3, gradient=GradientOptions(**how, keep_rollouts=True),
-    ) as pool:  # fmt: skip
+    with learning(
+        policy,
+        num_envs,
+        workers,
+        env_fn=lambda: Plane(shape),
+        rollout_length=9,
+        seed=3,
+        gradient=GradientOptions(**how, keep_rollouts=True),
+    ) as pool:
         for round_, gradient in enumerate(pool.gradients(Stop(env_steps=9 * num_envs * 3))):
             expected = gradient_of(policy, joined(gradient.rollouts))
             assert gradient.flat.dtype == dtype
@@ -157,10 +171,7 @@ def test_a_virtual_batch_gives_the_same_gradients_whatever_the_number_of_workers
     torch.manual_seed(0)
     policy = mlp()
     found = []
-    with AsyncWorkerPool(
-        Plane, policy, num_envs=6, num_workers=workers, mode="sync", parallelism="gradient", loss_fn=loss_fn,
-        rollout_length=5, seed=11, gradient=GradientOptions(batch_size=60),
-    ) as pool:  # fmt: skip
+    with learning(policy, 6, workers, rollout_length=5, seed=11, gradient=GradientOptions(batch_size=60)) as pool:
         for gradient in pool.gradients(Stop(env_steps=180)):
             assert gradient.num_samples == 60
             found.append(gradient.flat.clone())
@@ -178,10 +189,9 @@ _VIRTUAL: dict[str, list[torch.Tensor]] = {}
 
 def test_async_gradients_come_one_per_arrival_with_their_lag() -> None:
     policy = mlp()
-    with AsyncWorkerPool(
-        Plane, policy, num_envs=4, num_workers=2, parallelism="gradient", loss_fn=loss_fn, rollout_length=8, prefetch=0,
-        gradient=GradientOptions(keep_rollouts=True),
-    ) as pool:  # fmt: skip
+    with learning(
+        policy, 4, 2, mode="async", rollout_length=8, prefetch=0, gradient=GradientOptions(keep_rollouts=True)
+    ) as pool:
         for i, gradient in enumerate(pool.gradients(Stop(env_steps=16 * 20))):
             assert len(gradient.workers) == 1
             assert gradient.policy_lag == i - gradient.policy_version
@@ -196,10 +206,14 @@ def test_async_gradients_come_one_per_arrival_with_their_lag() -> None:
 
 
 def test_async_gradients_are_reduced_over_the_next_arrivals() -> None:
-    with AsyncWorkerPool(
-        Plane, mlp(), num_envs=2, num_workers=2, parallelism="gradient", loss_fn=loss_fn, rollout_length=8,
+    with learning(
+        mlp(),
+        2,
+        2,
+        mode="async",
+        rollout_length=8,
         gradient=GradientOptions(reduction="sum", num_arrivals=3, keep_rollouts=True),
-    ) as pool:  # fmt: skip
+    ) as pool:
         for gradient in pool.gradients(Stop(env_steps=8 * 12)):
             assert len(gradient.workers) == len(gradient.rollouts) == 3
             assert gradient.num_samples == 24
@@ -212,32 +226,29 @@ def test_a_custom_reduction_gets_all_gradients_and_their_weights() -> None:
         seen.append((gradients.shape, weights.tolist()))
         return gradients.median(0).values
 
-    with AsyncWorkerPool(
-        Plane, mlp(), num_envs=5, num_workers=3, mode="sync", parallelism="gradient", loss_fn=loss_fn, rollout_length=4,
+    with learning(
+        mlp(),
+        5,
+        3,
+        rollout_length=4,
         gradient=GradientOptions(reduction=median, lag_weight=lambda lag: 0.5 ** (1 + lag)),
-    ) as pool:  # fmt: skip
+    ) as pool:
         gradient = next(pool.gradients())
     assert seen == [((3, gradient.flat.numel()), [4.0, 4.0, 2.0])]
 
 
 def test_gradients_are_clipped_on_the_worker_and_on_the_driver() -> None:
     options = GradientOptions(reduction="sum", worker_max_norm=1e-3, max_norm=1.5e-3)
-    with AsyncWorkerPool(
-        Plane, mlp(), num_envs=2, num_workers=2, mode="sync", parallelism="gradient", loss_fn=loss_fn, gradient=options
-    ) as pool:
+    with learning(mlp(), 2, 2, gradient=options) as pool:
         first = next(pool.gradients())
         assert float(first.flat.norm()) <= 1.5e-3
-    with AsyncWorkerPool(
-        Plane, mlp(), num_envs=1, num_workers=1, mode="sync", parallelism="gradient", loss_fn=loss_fn, gradient=options
-    ) as pool:
+    with learning(mlp(), 1, 1, gradient=options) as pool:
         assert float(next(pool.gradients()).flat.norm()) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_grad_is_assigned_without_a_copy_and_stays_valid_while_it_is_held() -> None:
     policy = mlp()
-    with AsyncWorkerPool(
-        Plane, policy, num_envs=2, num_workers=2, parallelism="gradient", loss_fn=loss_fn, rollout_length=3
-    ) as pool:
+    with learning(policy, 2, 2, mode="async", rollout_length=3) as pool:
         stream = pool.gradients()
         gradient = next(stream)
         gradient.assign_to(policy.module)
@@ -258,9 +269,7 @@ def nan_once(policy: Any, rollout: Rollout) -> Any:
 
 
 def test_a_gradient_that_is_not_finite_is_an_error_with_worker_and_version() -> None:
-    with AsyncWorkerPool(
-        Plane, mlp(), num_envs=2, num_workers=2, mode="sync", parallelism="gradient", loss_fn=nan_once
-    ) as pool:
+    with learning(mlp(), 2, 2, loss_fn=nan_once) as pool:
         with pytest.raises(GradientError, match=r"worker 1 \(env_ids 1\), made by version 0, is not finite"):
             next(pool.gradients())
         assert not pool.closed
@@ -268,10 +277,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_with_worker_and_version() -> 
 
 def test_gradients_that_are_not_finite_are_skipped_and_counted_if_wanted() -> None:
     policy = mlp()
-    with AsyncWorkerPool(
-        Plane, policy, num_envs=2, num_workers=2, mode="sync", parallelism="gradient", loss_fn=nan_once,
-        gradient=GradientOptions(on_nonfinite="skip"),
-    ) as pool:  # fmt: skip
+    with learning(policy, 2, 2, loss_fn=nan_once, gradient=GradientOptions(on_nonfinite="skip")) as pool:
         gradient = next(pool.gradients())
         assert gradient.workers == (0,)
         assert torch.isfinite(gradient.flat).all()
@@ -280,13 +286,10 @@ def test_gradients_that_are_not_finite_are_skipped_and_counted_if_wanted() -> No
 
 def test_skipping_does_not_go_on_for_ever() -> None:
     with (
-        AsyncWorkerPool(
-            Plane,
+        learning(
             mlp(),
-            num_envs=1,
-            num_workers=1,
-            mode="sync",
-            parallelism="gradient",
+            1,
+            1,
             rollout_length=1,
             loss_fn=lambda policy, rollout: loss_fn(policy, rollout)[0] * math.nan,
             gradient=GradientOptions(on_nonfinite="skip"),
@@ -339,12 +342,7 @@ def of_the_policy_around(policy: Any, rollout: Rollout) -> Any:
     ],
 )
 def test_a_wrong_loss_fn_is_an_error_that_says_what(function: Any, kind: Any, message: str, workers: int) -> None:
-    with (
-        AsyncWorkerPool(
-            Plane, mlp(), num_envs=2, num_workers=workers, mode="sync", parallelism="gradient", loss_fn=function
-        ) as pool,
-        pytest.raises(kind, match=message),
-    ):
+    with learning(mlp(), 2, workers, loss_fn=function) as pool, pytest.raises(kind, match=message):
         next(pool.gradients())
 
 
@@ -359,21 +357,14 @@ class Forgetful(Net):
 def test_other_parameters_in_a_worker_are_an_error_at_the_first_round() -> None:
     policy = TorchPolicy(Forgetful(nn.Linear(3, 8), 8, torch.float64), "act", ("actions",))
     with (
-        AsyncWorkerPool(
-            Plane, policy, num_envs=1, num_workers=1, mode="sync", parallelism="gradient", loss_fn=loss_fn
-        ) as pool,
+        learning(policy, 1, 1) as pool,
         pytest.raises(ConfigurationError, match=r"worker has other trainable parameters .* missing .*head.bias"),
     ):
         next(pool.gradients())
 
 
 def test_assigning_to_another_module_is_an_error() -> None:
-    with (
-        AsyncWorkerPool(
-            Plane, mlp(), num_envs=1, num_workers=1, mode="sync", parallelism="gradient", loss_fn=loss_fn
-        ) as pool,
-        pytest.raises(ConfigurationError, match=r"other trainable parameters"),
-    ):
+    with learning(mlp(), 1, 1) as pool, pytest.raises(ConfigurationError, match=r"other trainable parameters"):
         next(pool.gradients()).assign_to(conv().module)
 
 
@@ -408,7 +399,7 @@ def test_gradients_and_rollouts_are_not_mixed_up() -> None:
     ):
         pool.gradients()
     with (
-        AsyncWorkerPool(Plane, mlp(), num_envs=1, num_workers=0, parallelism="gradient", loss_fn=loss_fn) as pool,
+        learning(mlp(), 1, 0, mode="async") as pool,
         pytest.raises(ConfigurationError, match='this pool has "gradient"'),
     ):
         pool.rollouts()
@@ -432,14 +423,9 @@ def episode_loss(policy: Any, rollout: Rollout) -> Any:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("num_envs", "num_workers"), [(1, 0), (1, 1), (2, 2), (7, 2)])
 def test_a_rollout_of_whole_episodes_has_one_of_each_sub_environment(num_envs: int, num_workers: int) -> None:
-    from parenv.testing import LedgerEnv
-
-    factories = [lambda env_id=env_id: LedgerEnv(env_id, 40) for env_id in range(num_envs)]
     counted: list[int] = []
-    with AsyncWorkerPool(
-        factories, mlp(), num_workers=num_workers, mode="sync", parallelism="gradient", loss_fn=episode_loss,
-        rollout_length="episode", gradient=GradientOptions(reduction="sum"),
-    ) as pool:  # fmt: skip
+    how: Any = {"rollout_length": "episode", "gradient": GradientOptions(reduction="sum"), "loss_fn": episode_loss}
+    with learning(mlp(), num_envs, num_workers, env_fn=ledgers(num_envs, max_length=40), **how) as pool:
         for gradient in pool.gradients(Stop(episodes=num_envs * 5)):
             assert sorted(gradient.episodes.env_ids.tolist()) == list(range(num_envs))
             assert gradient.num_samples == gradient.episodes.lengths.sum()
@@ -471,16 +457,7 @@ def killing(policy: Any, rollout: Rollout) -> Any:
 
 def test_a_worker_that_dies_in_loss_fn_is_an_error_that_says_so() -> None:
     with (
-        AsyncWorkerPool(
-            Plane,
-            mlp(),
-            num_envs=2,
-            num_workers=2,
-            mode="sync",
-            parallelism="gradient",
-            loss_fn=killing,
-            workers=WorkerOptions(restart=None),
-        ) as pool,
+        learning(mlp(), 2, 2, loss_fn=killing, workers=WorkerOptions(restart=None)) as pool,
         pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL in loss_fn"),
     ):
         next(pool.gradients())
@@ -488,10 +465,7 @@ def test_a_worker_that_dies_in_loss_fn_is_an_error_that_says_so() -> None:
 
 def test_gradients_that_are_hoarded_are_copied_and_stay_right() -> None:
     policy = mlp()
-    with AsyncWorkerPool(
-        Plane, policy, num_envs=1, num_workers=1, parallelism="gradient", loss_fn=loss_fn, rollout_length=5,
-        gradient=GradientOptions(keep_rollouts=True),
-    ) as pool:  # fmt: skip
+    with learning(policy, 1, 1, mode="async", rollout_length=5, gradient=GradientOptions(keep_rollouts=True)) as pool:
         stream = pool.gradients()
         kept = [next(stream) for _ in range(12)]
         assert pool.statistics().copied_rollouts > 0
@@ -502,10 +476,7 @@ def test_gradients_that_are_hoarded_are_copied_and_stay_right() -> None:
 
 def test_a_policy_lag_bound_holds_for_gradients() -> None:
     policy = mlp()
-    with AsyncWorkerPool(
-        Plane, policy, num_envs=3, num_workers=3, parallelism="gradient", loss_fn=loss_fn, rollout_length=4,
-        max_policy_lag=1,
-    ) as pool:  # fmt: skip
+    with learning(policy, 3, 3, mode="async", rollout_length=4, max_policy_lag=1) as pool:
         for gradient in pool.gradients(Stop(env_steps=4 * 40)):
             assert gradient.policy_lag <= 1
             pool.publish(policy)
@@ -513,10 +484,7 @@ def test_a_policy_lag_bound_holds_for_gradients() -> None:
 
 def test_stale_gradients_are_dropped_and_counted_if_wanted() -> None:
     policy = mlp()
-    with AsyncWorkerPool(
-        Plane, policy, num_envs=3, num_workers=3, parallelism="gradient", loss_fn=loss_fn, rollout_length=4,
-        max_policy_lag=0, on_stale="drop",
-    ) as pool:  # fmt: skip
+    with learning(policy, 3, 3, mode="async", rollout_length=4, max_policy_lag=0, on_stale="drop") as pool:
         for gradient in pool.gradients(Stop(env_steps=4 * 20)):
             assert gradient.policy_lag == 0
             pool.publish(policy)

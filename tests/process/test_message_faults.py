@@ -229,10 +229,7 @@ def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) 
 
 
 @pytest.mark.one_in(9)
-@pytest.mark.parametrize(
-    ("kind", "fault", "mode"),
-    one_in(3, KINDS, FAULTS, ["sync", "async"]),
-)
+@pytest.mark.parametrize(("kind", "fault", "mode"), one_in(3, KINDS, FAULTS, ["sync", "async"]))
 def test_no_fault_of_a_message_hangs_a_pool_or_has_it_deliver_wrongly(
     kind: type[Message], fault: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,12 +265,7 @@ def test_nor_does_one_in_the_middle_of_a_stream(
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [
-        ("lose", WorkerTimeoutError),
-        ("repeat", LookupError),
-        ("delay", LookupError),
-        ("overtake", WorkerTimeoutError),
-    ],
+    [("lose", WorkerTimeoutError), ("repeat", LookupError), ("delay", LookupError), ("overtake", WorkerTimeoutError)],
 )
 def test_a_worker_that_failed_is_replaced_once_and_the_first_that_was_heard_of_it_is_the_reason(
     fault: str, reason: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from envs import Plain
 from scripts import printed_by
 
 from parenv.bench import other_libraries
@@ -29,21 +30,11 @@ KINDS = {
 def counted(path: Path) -> Callable[[], Any]:
     """Makes environments that write down the process of every env step, and are to be reset after each third."""
 
-    class Counted(gym.Env[Any, Any]):
-        observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+    def write(env: Any) -> None:
+        with path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            self.left = 3
-            return np.zeros(3, np.float32), {}
-
-        def step(self, action: Any) -> Any:
-            assert self.left, "its episode has ended"
-            self.left -= 1
-            with path.open("a") as file:
-                file.write(f"{os.getpid()}\n")
-            return np.zeros(3, np.float32), 1.0, not self.left, False, {}
-
-    return Counted
+    return functools.partial(Plain, length=3, reward=1.0, on_step=write)
 
 
 @pytest.mark.one_in(4)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
-from envs import ledgers
+from envs import Plain, ledgers
 from policies import zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, Stop
@@ -52,30 +51,17 @@ def test_sizes_that_could_stand_still_are_refused() -> None:
         next(pipeline(pool, limiter, 32))
 
 
-class Blocked(gym.Env[Any, Any]):
-    """Its second step waits until somebody opens a pipe."""
-
-    observation_space = gym.spaces.Box(-1, 1, (1,))
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, fifo: Path) -> None:
-        self._fifo, self._steps = fifo, 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self._steps += 1
-        if self._steps == 2:
-            self._fifo.read_text()
-        return np.zeros(1, np.float32), 0.0, False, False, {}
-
-
 def test_a_stream_that_need_not_wait_says_when_there_is_nothing(tmp_path: Path) -> None:
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
     waits = False
-    with AsyncWorkerPool(lambda: Blocked(fifo), zeros, num_workers=1, rollout_length=1, prefetch=0) as pool:
+
+    def wait_until_written(env: Any) -> None:
+        if env.steps == 2:
+            fifo.read_text()
+
+    make = functools.partial(Plain, on_step=wait_until_written)
+    with AsyncWorkerPool(make, zeros, num_workers=1, rollout_length=1, prefetch=0) as pool:
         stream = pool.rollouts(wait=lambda: waits)
         while next(stream) is None:
             pass

@@ -24,6 +24,7 @@ from scripted_agents import (
     ScriptedTurns,
     act,
     delivered,
+    named_pool,
     opponents,
     plain_loop,
     plain_turns,
@@ -74,10 +75,7 @@ def scorer(value: float = 0.0, name: str = "weight") -> TorchPolicy:
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.more)])
 def test_what_is_given_under_two_names_has_versions_under_each(num_workers: int) -> None:
     both = scorer()
-    with AsyncWorkerPool(
-        scripted(2), {"hen": both, "fox": both}, policy_of=species, num_workers=num_workers, mode="sync",
-        rollout_length=4,
-    ) as pool:  # fmt: skip
+    with named_pool(2, hen=both, fox=both, num_workers=num_workers, mode="sync", rollout_length=4) as pool:
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=80)), start=1):
             for rows in rollout.values():  # type: ignore[attr-defined]
                 assert (rows.extras["weight"][rows.alive] == rows.policy_version).all()
@@ -103,9 +101,7 @@ def test_policies_that_share_parameters_have_no_gradient_of_each() -> None:
 def test_each_policy_has_versions_of_its_own(mode: Any, num_workers: int) -> None:
     hen, fox = scorer(), scorer(100.0)
     published = {"hen": 0, "fox": 0}
-    with AsyncWorkerPool(
-        scripted(4), {"hen": hen, "fox": fox}, policy_of=species, num_workers=num_workers, mode=mode, rollout_length=3
-    ) as pool:
+    with named_pool(4, hen=hen, fox=fox, num_workers=num_workers, mode=mode, rollout_length=3) as pool:
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=400)), start=1):
             for name, first in (("hen", 0.0), ("fox", 100.0)):
                 rows = rollout[name]
@@ -129,9 +125,7 @@ def test_each_policy_has_versions_of_its_own(mode: Any, num_workers: int) -> Non
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("on_stale", ["pace", "drop"])
 def test_the_lag_of_every_policy_stays_within_the_bound(on_stale: Any) -> None:
-    with AsyncWorkerPool(
-        scripted(3), TWO, policy_of=species, num_workers=3, rollout_length=3, max_policy_lag=1, on_stale=on_stale
-    ) as pool:
+    with named_pool(3, num_workers=3, rollout_length=3, max_policy_lag=1, on_stale=on_stale) as pool:
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=600))):
             assert all(rows.policy_lag <= 1 for rows in rollout.values())  # type: ignore[attr-defined]
             pool.publish({"hen": act} if number % 2 else TWO)
@@ -141,9 +135,7 @@ def test_the_lag_of_every_policy_stays_within_the_bound(on_stale: Any) -> None:
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_carry_begins_anew_with_each_life_of_an_agent_and_lasts_from_one_rollout_to_the_next(kind: Any) -> None:
     lived: dict[tuple[int, str], int] = {}
-    with AsyncWorkerPool(
-        scripted(3, kind), {"hen": Counter(), "fox": Counter()}, policy_of=species, num_workers=0, rollout_length=5
-    ) as pool:
+    with named_pool(3, kind, hen=Counter(), fox=Counter(), rollout_length=5) as pool:
         for rollout in pool.rollouts(Stop(env_steps=1000)):
             for rows in rollout.values():
                 begun = rows.initial_carry["steps"]
@@ -162,9 +154,7 @@ def test_returns_and_lengths_are_those_of_each_agents_life_and_of_whole_episodes
     sums: dict[Any, list[float]] = {}
     whole: dict[Any, float] = {}
     audited = 0
-    with AsyncWorkerPool(
-        scripted(3, kind), {"hen": act, "fox": act}, policy_of=species, num_workers=0, rollout_length=5
-    ) as pool:
+    with named_pool(3, kind, rollout_length=5) as pool:
         for rollout in pool.rollouts(Stop(env_steps=1500)):
             for rows in rollout.values():
                 found = []
@@ -192,9 +182,7 @@ def test_returns_and_lengths_are_those_of_each_agents_life_and_of_whole_episodes
 def test_transitions_and_returns_leave_out_who_is_not_there() -> None:
     from parenv.returns import discounted_returns
 
-    with AsyncWorkerPool(
-        scripted(3, ScriptedTurns), {"hen": act, "fox": act}, policy_of=species, num_workers=0, rollout_length=9
-    ) as pool:
+    with named_pool(3, ScriptedTurns, rollout_length=9) as pool:
         for rollout in pool.rollouts(Stop(env_steps=400)):
             rows = rollout["hen"]
             flat = rows.transitions()
@@ -216,13 +204,9 @@ def test_transitions_and_returns_leave_out_who_is_not_there() -> None:
 def test_a_frozen_version_plays_on_as_it_was(kind: Any, num_workers: int) -> None:
     hen, fox = scorer(), scorer(100.0)
     seen: set[str] = set()
-    with AsyncWorkerPool(
-        scripted(4, kind),
-        {"hen": hen, "fox": fox},
-        policy_of=opponents,
-        num_workers=num_workers,
-        rollout_length=6,
-        max_frozen=100,  # What is released is kept for as long as a slow worker has it in an episode.
+    # What is released is kept for as long as a slow worker has it in an episode: max_frozen is high.
+    with named_pool(
+        4, kind, hen=hen, fox=fox, policy_of=opponents, num_workers=num_workers, rollout_length=6, max_frozen=100
     ) as pool:
         past: list[str] = []
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=1500)), start=1):
@@ -253,8 +237,8 @@ def test_a_frozen_version_plays_on_as_it_was(kind: Any, num_workers: int) -> Non
 
 def test_a_version_that_is_released_is_gone_once_no_episode_has_it_and_there_is_room_for_another() -> None:
     hen = scorer()
-    with AsyncWorkerPool(
-        scripted(2), {"hen": hen, "fox": scorer()}, policy_of=opponents, num_workers=1, rollout_length=4, max_frozen=1
+    with named_pool(
+        2, hen=hen, fox=scorer(), policy_of=opponents, num_workers=1, rollout_length=4, max_frozen=1
     ) as pool:
         stream = pool.rollouts()
         name = pool.freeze("hen")
@@ -283,9 +267,7 @@ def test_a_policy_without_a_module_can_be_frozen_too() -> None:
         def act(self, observations: Any, carry: Any) -> Action:
             return Action(act(observations), {"number": np.full(len(observations), self.number)})
 
-    with AsyncWorkerPool(
-        scripted(3), {"hen": Says(0), "fox": Says(0)}, policy_of=opponents, num_workers=1, rollout_length=4
-    ) as pool:
+    with named_pool(3, hen=Says(0), fox=Says(0), policy_of=opponents, num_workers=1, rollout_length=4) as pool:
         past: list[str] = []
         names: set[str] = set()
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=600)), start=1):
@@ -302,10 +284,9 @@ def test_a_policy_without_a_module_can_be_frozen_too() -> None:
 def test_runs_with_one_seed_are_the_same_to_the_bit(kind: Any) -> None:
     def run() -> Iterator[Any]:
         torch.manual_seed(0)
-        with AsyncWorkerPool(
-            scripted(4, kind), {"hen": Counter(), "fox": act}, policy_of=opponents, num_workers=2, mode="sync", seed=3,
-            rollout_length=6,
-        ) as pool:  # fmt: skip
+        with named_pool(
+            4, kind, hen=Counter(), policy_of=opponents, num_workers=2, mode="sync", seed=3, rollout_length=6
+        ) as pool:
             for number, rollout in enumerate(pool.rollouts(Stop(env_steps=600))):
                 yield all_of(rollout)
                 past = [pool.freeze("hen")] if number == 3 else []
@@ -405,14 +386,7 @@ def test_environments_that_offer_no_state_begin_anew() -> None:
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_recorded_run_can_be_replayed(kind: Any, tmp_path: Path) -> None:
     def run(**how: Any) -> None:
-        with AsyncWorkerPool(
-            scripted(4, kind),
-            {"hen": Counter(), "fox": act},
-            policy_of=opponents,
-            num_workers=2,
-            rollout_length=6,
-            **how,
-        ) as pool:
+        with named_pool(4, kind, hen=Counter(), policy_of=opponents, num_workers=2, rollout_length=6, **how) as pool:
             for _ in pool.rollouts(Stop(env_steps=600)):
                 pool.publish({"hen": Counter()})
 
@@ -425,10 +399,7 @@ def test_a_recorded_run_can_be_replayed(kind: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_evaluating_plays_whole_episodes_of_everybody_and_disturbs_nothing(kind: Any, num_workers: int) -> None:
     found: Ledger = {}
-    with AsyncWorkerPool(
-        scripted(4, kind), {"hen": act, "fox": act}, policy_of=species, num_workers=num_workers, mode="sync",
-        rollout_length=6,
-    ) as pool:  # fmt: skip
+    with named_pool(4, kind, num_workers=num_workers, mode="sync", rollout_length=6) as pool:
         for rollout in pool.rollouts(Stop(env_steps=600)):
             for rows in rollout.values():
                 delivered(rows, found)
@@ -581,9 +552,7 @@ def test_an_environment_of_gymnasium_has_one_agent() -> None:
 
 
 def test_rows_that_are_kept_are_never_overwritten() -> None:
-    with AsyncWorkerPool(
-        scripted(2), {"hen": act, "fox": act}, policy_of=species, num_workers=2, rollout_length=5
-    ) as pool:
+    with named_pool(2, num_workers=2, rollout_length=5) as pool:
         stream = pool.rollouts()
         kept = [next(stream) for _ in range(12)]
         assert pool.statistics().copied_rollouts > 0
@@ -600,7 +569,7 @@ def test_rows_that_are_kept_are_never_overwritten() -> None:
 
 
 def test_tensors_have_the_fields_of_the_arrays() -> None:
-    with AsyncWorkerPool(scripted(2), {"hen": act, "fox": act}, policy_of=species, num_workers=0) as pool:
+    with named_pool(2) as pool:
         rollout: Any = next(pool.rollouts())
         tensors = rollout.to("cpu")
         assert tensors["hen"].alive.dtype == torch.bool
@@ -626,7 +595,7 @@ def on_device(value: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
 def test_tensors_of_a_device_have_the_values_and_transitions_of_the_arrays(kind: Any) -> None:
-    with AsyncWorkerPool(scripted(2, kind), {"hen": act, "fox": act}, policy_of=species, num_workers=0) as pool:
+    with named_pool(2, kind) as pool:
         rows = next(pool.rollouts())["hen"]  # type: ignore[index]
     there = rows._with_each(on_device, [rows._ends], env_ids=on_device(rows.env_ids))
     values = np.zeros(rows.alive.shape, np.int64)
@@ -700,7 +669,7 @@ def test_environments_that_named_policies_do_not_take_are_refused(env_fn: Any, m
 )  # fmt: skip
 def test_what_policy_of_answers_wrongly_is_said(policy_of: Any, message: str, num_workers: int) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        AsyncWorkerPool(scripted(2), TWO, policy_of=policy_of, num_workers=num_workers)
+        named_pool(2, policy_of=policy_of, num_workers=num_workers)
 
 
 def test_a_policy_of_that_changes_its_mind_later_is_said() -> None:
@@ -711,7 +680,7 @@ def test_a_policy_of_that_changes_its_mind_later_is_said() -> None:
         pytest.raises(
             ConfigurationError, match="returned 'hen' for agent 'fox_0' in episode 10 of env_id 0, but 'hen' a"
         ),
-        AsyncWorkerPool(scripted(1), TWO, policy_of=late, num_workers=1) as pool,
+        named_pool(1, policy_of=late, num_workers=1) as pool,
     ):
         for _ in pool.rollouts(Stop(env_steps=1000)):
             pass
@@ -733,13 +702,11 @@ def test_a_policy_that_does_not_fit_its_agents_is_said_with_both_names(policy: A
             return np.zeros(self.width(agent), np.float32)
 
     with pytest.raises(error, match=message):
-        AsyncWorkerPool(scripted(1, Floats), {"hen": policy, "fox": act}, policy_of=species, num_workers=0)
+        named_pool(1, Floats, hen=policy)
 
 
 def test_wrong_names_and_versions_are_said_when_they_are_published() -> None:
-    with AsyncWorkerPool(
-        scripted(1), {"hen": scorer(), "fox": act}, policy_of=species, num_workers=0, rollout_length=4
-    ) as pool:
+    with named_pool(1, hen=scorer(), rollout_length=4) as pool:
         for given, message in [
             ({"cat": act}, r"there is no policy 'cat': the pool was made with \['hen', 'fox'\]"),
             ({"hen@0": act}, "'hen@0' is a frozen version, which does not change any more"),
@@ -853,7 +820,7 @@ def test_what_an_agent_raises_says_where_it_began() -> None:
 
     with (
         pytest.raises(RuntimeError, match="the motor is hot") as raised,
-        AsyncWorkerPool(scripted(2, Hot), TWO, policy_of=species, num_workers=1, rollout_length=4) as pool,
+        named_pool(2, Hot, num_workers=1, rollout_length=4) as pool,
     ):
         for _ in pool.rollouts(Stop(env_steps=1000)):
             pass
@@ -861,7 +828,7 @@ def test_what_an_agent_raises_says_where_it_began() -> None:
 
 
 def test_workers_load_versions_answer_questions_and_are_traced_as_with_one_policy(tmp_path: Path) -> None:
-    with AsyncWorkerPool(scripted(4), TWO, policy_of=species, num_workers=2, rollout_length=4) as pool:
+    with named_pool(4, num_workers=2, rollout_length=4) as pool:
         pool.trace(tmp_path / "trace.json")
         pool.publish({"hen": act})
         assert pool.synchronize() == 1
@@ -892,8 +859,6 @@ def test_an_action_that_is_not_finite_is_said_with_its_agent() -> None:
     policies = {"hen": lost, "fox": lambda observations: np.zeros((len(observations), 1), np.float32)}
     with (
         pytest.raises(PolicyOutputError, match="policy 'hen' for agent 'hen_0' of env_id 0 is not finite"),
-        AsyncWorkerPool(
-            scripted(1, Analog), policies, policy_of=species, num_workers=0, workers=WorkerOptions(check_finite=True)
-        ) as pool,
+        named_pool(1, Analog, **policies, workers=WorkerOptions(check_finite=True)) as pool,
     ):
         next(pool.rollouts())

@@ -10,10 +10,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Acting
+from envs import Acting, Plain
 from inside import pid_of
 from nets import Biased
 from policies import zeros
@@ -213,22 +212,9 @@ def test_a_trace_that_cannot_be_written_leaves_the_pool_usable(tmp_path: Path) -
     assert json.loads((tmp_path / "trace.json").read_text())
 
 
-class Endless(gym.Env[Any, Any]):
-    """Its episodes do not end."""
-
-    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.zeros(2, np.float32), 1.0, False, False, {}
-
-
 @pytest.mark.more
 def test_a_run_without_episodes_has_a_report(tmp_path: Path) -> None:
-    with AsyncWorkerPool(Endless, zeros, num_envs=2, num_workers=1, mode="sync", rollout_length=8) as pool:
+    with AsyncWorkerPool(Plain, zeros, num_envs=2, num_workers=1, mode="sync", rollout_length=8) as pool:
         pool.trace(tmp_path / "trace.json")
         for _ in pool.rollouts(Stop(env_steps=100)):
             pass

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import Plain
 from gymnasium import spaces
 from scripts import printed_by
 from stable_baselines3 import A2C, DQN, PPO, SAC, HerReplayBuffer
@@ -141,23 +142,6 @@ def test_a_trace_is_that_of_a_dummy_vec_env(name: str, num_workers: int) -> None
     assert any(results[2].any() for results in expected[2::2])
 
 
-class Constant(gym.Env[Any, Any]):
-    """Observes the same in every step of its short episodes."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, observation_space: Any, observation: Any) -> None:
-        self.observation_space, self.observation = observation_space, observation
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.steps = 0
-        return self.observation, {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return self.observation, np.float64(0.1), self.steps == 3, False, {}
-
-
 PIXELS, NUMBERS = spaces.Box(0, 255, (4, 4, 1), np.uint8), spaces.Box(-9, 9, (3,), np.float32)
 OBSERVED: dict[str, tuple[Any, Any]] = {
     "pixels": (PIXELS, np.full((4, 4, 1), 200, np.uint8)),
@@ -177,13 +161,9 @@ OBSERVED: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("name", OBSERVED)
 def test_observations_are_cast_as_in_a_dummy_vec_env_and_without_a_warning(name: str, num_workers: int) -> None:
-    env_fns = [lambda: Constant(*OBSERVED[name])] * N
+    space, shown = OBSERVED[name]
+    env_fns = [lambda: Plain(shown, space, length=3, reward=np.float64(0.1))] * N
     assert_same(trace(ParallelVecEnv(env_fns, num_workers=num_workers), 5), trace(DummyVecEnv(env_fns), 5))
-
-
-class Acted(Constant):
-    def step(self, action: Any) -> Any:
-        return self.observation, 0.0, False, False, {"action": np.array(action)}
 
 
 ACTED: dict[str, tuple[Any, Any]] = {
@@ -201,9 +181,7 @@ def test_actions_of_any_dtype_reach_the_environments_as_they_are(name: str, num_
     space, actions = ACTED[name]
 
     def make() -> Any:
-        env = Acted(NUMBERS, np.zeros(3, np.float32))
-        env.action_space = space
-        return env
+        return Plain(action_space=space, on_step=lambda env: {"action": np.array(env.action)})
 
     results = []
     for envs in (DummyVecEnv([make] * N), ParallelVecEnv([make] * N, num_workers=num_workers)):
