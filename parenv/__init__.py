@@ -41,10 +41,9 @@ from parenv.policy.policy import Action, Policy, TorchPolicy
 from parenv.pool.evaluation import PendingEvaluation
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
-from parenv.population.hyperparameters import LogUniform, Uniform
 from parenv.population.population import Population
 from parenv.population.reports import PopulationStatistics, Report
-from parenv.population.selection import Generational, Tournament
+from parenv.population.selection import Generational, LogUniform, Tournament, Uniform
 from parenv.process.cores import recommended_num_workers
 from parenv.vector.backend import VectorStatistics
 from parenv.vector.env import ParallelVectorEnv

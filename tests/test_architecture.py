@@ -120,7 +120,7 @@ def test_many_machines_stand_behind_one_door() -> None:
         if room_of(path) in outside:
             continue
         found = {name for name in imports(path) if name.startswith("parenv.remote")}
-        assert found == ({"parenv.remote.joining"} if path == door else set()), path
+        assert found == ({"parenv.remote.placement"} if path == door else set()), path
     assert not any(name.startswith("parenv.remote") for name in imports(door, at_top_only=True))
 
 

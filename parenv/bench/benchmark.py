@@ -16,8 +16,19 @@ from parenv.bench.agent import RandomNetwork, agent_by
 from parenv.bench.environment import Environment, tried_out
 from parenv.bench.machine import machine
 from parenv.bench.measuring import Found, Spread, grid, interleaved, rollout_length, seconds_each, worker_counts
-from parenv.bench.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, step_cost
-from parenv.bench.systems import POOL_WEIGHT, System, pool_system, rllib_system, vector_systems
+from parenv.bench.subjects import (
+    BATCHES,
+    POOL_WEIGHT,
+    System,
+    acting,
+    policy_cost,
+    pool_system,
+    publish_cost,
+    reset_cost,
+    rllib_system,
+    step_cost,
+    vector_systems,
+)
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves
 from parenv.options import Mode

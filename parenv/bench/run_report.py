@@ -13,8 +13,7 @@ from parenv.advice import in_steps
 from parenv.bench.display import Table
 from parenv.bench.output_files import check_plotting, check_writable, write_text
 from parenv.bench.pictures import COLOURS, NARROW, WIDTH, Picture, pictures
-from parenv.bench.timeline import WINDOW, Loss, Timeline
-from parenv.bench.trace_file import find_traces, read_timeline
+from parenv.bench.timeline import WINDOW, Loss, Timeline, find_traces, read_timeline
 
 NAME = "report.html"
 MOST_LOSSES = 100

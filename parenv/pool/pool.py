@@ -23,9 +23,8 @@ from parenv.pool.events import Observer
 from parenv.pool.option_hints import names_option_objects
 from parenv.pool.pool_plan import PoolArguments, make_plan, settings_of_publish
 from parenv.pool.pool_session import PoolSession
-from parenv.pool.session_holder import SessionHolder
+from parenv.pool.session_holder import SessionHolder, mean_over, stream
 from parenv.pool.statistics import PoolStatistics
-from parenv.pool.streams import mean_over, stream
 
 if TYPE_CHECKING:
     from parenv.advice import Advice

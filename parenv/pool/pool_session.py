@@ -13,15 +13,14 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.policy.capabilities import refuse
 from parenv.pool.arrival import Arrival
-from parenv.pool.driver_timer import DriverTimer
-from parenv.pool.environment_calls import call_environments
 from parenv.pool.evaluation import Evaluator
 from parenv.pool.events import Asked, Delivered, Observer, Observers, Published, Questioned
 from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.session_holder import Session
-from parenv.pool.statistics import Counters, PoolStatistics
+from parenv.pool.statistics import Counters, DriverTimer, PoolStatistics
+from parenv.supervision.partition import each_worker
 
 
 class PoolSession(Session):
@@ -125,16 +124,35 @@ class PoolSession(Session):
             self.evaluator.finish(self._queue.listen)
 
     def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
-        """Call a method of sub-environments, see :func:`~parenv.pool.environment_calls.call_environments`."""
+        """Call a method of some sub-environments, and return the answers in the order of their env_ids.
 
-        def before() -> None:
+        Args:
+            method: ``"call"``, ``"get_attr"`` or ``"set_attr"``.
+            env_ids: Sub-environments to call. ``None``: all.
+            *arguments: Arguments of the method. The last one of ``"set_attr"`` is a value for all sub-environments, or
+                a list or tuple with a value for each.
+
+        Raises:
+            ConfigurationError: There is no such env_id, or the number of values is not that of the env_ids.
+        """
+        workers, each = self.workers, list[dict[int, Any]]()
+        chosen = _checked(range(workers.first_env_id, workers.first_env_id + sum(workers.shares)), env_ids)
+        if method == "set_attr":
+            *arguments, values = arguments  # type: ignore[assignment]
+            each = [dict(zip(chosen, _one_for_each(values, len(chosen)), strict=True))]
+        calls = each_worker(chosen, workers.shares, each, arguments, workers.first_env_id)
+        with self._timer.during("calling"):
             # A recorded run can be repeated only if no rollout is in progress during a call.
             while self.plan.recorder.orders and self._queue.scheduler.versions_in_use():
                 self._queue.listen()
             self._observers.tell(Questioned(method))
-
-        with self._timer.during("calling"):
-            return call_environments(self._supervisor, method, env_ids, arguments, before)
+            answers = self._supervisor.ask(method, calls)
+        by_env_id = {
+            workers.env_ids(worker)[column]: answer
+            for worker, (columns, *_) in calls.items()
+            for column, answer in zip(columns, answers[worker] or [None] * len(columns), strict=True)
+        }
+        return tuple(by_env_id[env_id] for env_id in chosen)
 
     def ask_workers(self, method: str, arguments: Mapping[int, tuple[Any, ...]], *weights: Any) -> dict[int, Any]:
         """Call workers, see :meth:`~parenv.supervision.supervisor.Supervisor.ask`. The time counts as calling."""
@@ -210,3 +228,21 @@ class PoolSession(Session):
             arrival = None if self.plan.recorder.is_over else self._queue.next(deadline)
         self._observers.tell(Delivered(arrival))
         return arrival
+
+
+def _checked(there: range, env_ids: Sequence[int] | None) -> list[int]:
+    chosen = list(there) if env_ids is None else [int(env_id) for env_id in env_ids]
+    for env_id in chosen:
+        if env_id not in there:
+            raise ConfigurationError(f"there is no env_id {env_id}: the pool has {there[0]} to {there[-1]}")
+    if len(set(chosen)) < len(chosen):
+        raise ConfigurationError(f"env_ids names a sub-environment twice: {chosen}")
+    return chosen
+
+
+def _one_for_each(values: Any, count: int) -> Sequence[Any]:
+    if not isinstance(values, list | tuple):
+        return [values] * count
+    if len(values) != count:
+        raise ConfigurationError(f"set_attr got {len(values)} values for {count} sub-environments")
+    return values

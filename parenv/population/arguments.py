@@ -16,8 +16,7 @@ from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, RemotePlacement, WorkerOptions
 from parenv.policy.devices import check_devices
-from parenv.population.hyperparameters import Range, check_values, checked_ranges
-from parenv.population.selection import Evolve
+from parenv.population.selection import Evolve, Range, check_values, checked_ranges
 from parenv.process.cores import recommended_num_workers
 from parenv.supervision.partition import leave_to_pools, placed_workers
 from parenv.worker.job import MemberJob

@@ -11,12 +11,10 @@ from parenv.argument_checks import options_of
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, Stop, WorkerOptions
-from parenv.pool.session_holder import SessionHolder
-from parenv.pool.streams import stream
+from parenv.pool.session_holder import SessionHolder, stream
 from parenv.population.arguments import PopulationArguments, make_plan
-from parenv.population.hyperparameters import Range
 from parenv.population.reports import PopulationStatistics, Report
-from parenv.population.selection import Evolve
+from parenv.population.selection import Evolve, Range
 from parenv.population.session import PopulationSession
 from parenv.worker.member import Fitness, Member
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parenv.envs.seeding import evolution_seed
-from parenv.population.hyperparameters import Range
 from parenv.population.reports import Report
-from parenv.population.selection import Evolve
+from parenv.population.selection import Evolve, Range
 
 NOWHERE = -1
 MAX_LOST = 3

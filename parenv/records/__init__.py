@@ -4,10 +4,10 @@ The pool imports this module only if one of them is used, and no other module of
 """
 
 from parenv.records.checkpoint import load_checkpoint as load_checkpoint
+from parenv.records.checkpoint import pool_state as pool_state
+from parenv.records.checkpoint import resume_pool as resume_pool
 from parenv.records.checkpoint import save_checkpoint as save_checkpoint
-from parenv.records.recorder import Recorder as Recorder
-from parenv.records.replayer import Replayer as Replayer
-from parenv.records.resuming import pool_state as pool_state
-from parenv.records.resuming import resume_pool as resume_pool
+from parenv.records.recording import Recorder as Recorder
+from parenv.records.recording import Replayer as Replayer
 from parenv.records.save_best import SaveBest as SaveBest
 from parenv.records.trace import trace_of as trace_of

@@ -29,9 +29,8 @@ from parenv.protocol.messages import (
 )
 from parenv.remote.checks import check_ready, checked_reply
 from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Heartbeat, Welcome
-from parenv.remote.rollout_transfer import RolloutTransfer
 from parenv.remote.step_buffers import StepBuffers
-from parenv.remote.weight_transfer import chunks_of
+from parenv.remote.transfer import RolloutTransfer, chunks_of
 
 
 class Exchange:

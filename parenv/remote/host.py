@@ -24,11 +24,10 @@ from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Close, Commit, Credit
 from parenv.remote import host_messages as wire
 from parenv.remote.checks import fitting
-from parenv.remote.host_rows import HostRows
 from parenv.remote.net.curve import HostSocket
 from parenv.remote.net.host_keys import HostKeys
-from parenv.remote.rollout_transfer import in_chunks
-from parenv.remote.weight_transfer import write_chunk
+from parenv.remote.step_buffers import HostRows
+from parenv.remote.transfer import in_chunks, write_chunk
 from parenv.transport.waiting import remaining
 
 HEARTBEAT_S = 0.25

@@ -17,7 +17,7 @@ from parenv.errors import ProtocolError
 from parenv.memory.maps import AnyWeights, SlotMap, StepBufferMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
-from parenv.options import RemotePlacement
+from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
 from parenv.placement.base import Ended, Event, Launch, Notifier, Received, Traffic, drained
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
@@ -29,8 +29,9 @@ from parenv.remote import host_messages as wire
 from parenv.remote.checks import decode
 from parenv.remote.exchange import Exchange, take_status
 from parenv.remote.host_scheduler import HostScheduler
+from parenv.remote.net.connections import Refusals
 from parenv.remote.net.curve import HostListener
-from parenv.remote.net.refusals import Refusals
+from parenv.remote.net.host_keys import AllowList, ephemeral_keys, read_driver_keys
 from parenv.remote.ray import RayHosts
 from parenv.remote.step_buffers import HostNotifier, HostsPoller
 from parenv.transport.waiting import remaining
@@ -353,3 +354,44 @@ class HostsPlacement:
             raise ProtocolError(f"a host may not say {type(message).__name__}")
         elif (taken := self._exchange.take(self._head, sender, message)) is not None:
             self._events.append(Received(sender, taken))
+
+
+HOST_ENTRY = "parenv.remote.host:serve"
+
+
+def remote_placement(
+    placing: RemotePlacement | RayPlacement, weights: AnyWeights, options: WorkerOptions
+) -> HostsPlacement:
+    """Listen for hosts, and start those of Ray.
+
+    Args:
+        placing: The user's placement.
+        weights: Weights of the policy, or ``None``.
+        options: The user's options for workers.
+
+    Raises:
+        ConfigurationError: A key cannot be read, the address is not available, or Ray refuses the resources.
+    """
+    hosts = None
+    if isinstance(placing, RemotePlacement):
+        keys, allowed = read_driver_keys(placing.key), AllowList(placing.hosts)
+    else:
+        hosts = RayHosts(placing, HOST_ENTRY, options.restart)
+        keys, key = ephemeral_keys()
+        placing, allowed = RemotePlacement(hosts.listen, key="", hosts=()), AllowList([key.public.decode()])
+    listener = HostListener(
+        placing.listen,
+        keys,
+        allowed,
+        max_message_bytes=placing.max_message_bytes,
+        max_connections=placing.max_connections,
+        silence_s=placing.silence_s,
+    )
+    placement = HostsPlacement(listener, placing, weights, hosts)
+    if hosts is not None:
+        try:
+            hosts.start(listener.address, key)
+        except BaseException:
+            placement.close(0.0)
+            raise
+    return placement

@@ -96,7 +96,7 @@ def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptio
     """
     if placing is None:
         return LocalPlacement()
-    from parenv.remote.joining import remote_placement
+    from parenv.remote.placement import remote_placement
 
     return remote_placement(placing, weights, options)
 

@@ -51,7 +51,7 @@ class LibraryVectorEnv(ParallelVectorEnv):
 
         Args:
             env_ids: Sub-environments to ask, in any order, repetitions included.
-            method: Name in :data:`~parenv.worker.env_methods.ENV_METHODS`.
+            method: Name in :data:`~parenv.worker.task.ENV_METHODS`.
             *arguments: Arguments of the method.
 
         Returns:

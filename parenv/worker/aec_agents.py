@@ -13,11 +13,11 @@ from parenv.envs.infos import Found, write_seen
 from parenv.errors import ObservationError, ParenvError
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.trees import as_array, copy_as, map_trees
-from parenv.worker.agent_writing import AgentWriter, GroupWriter
+from parenv.worker.agent_assignments import AgentRow
 from parenv.worker.agents_collector import AgentsCollector
-from parenv.worker.group_rows import AgentRow
 from parenv.worker.single import ACT
 from parenv.worker.single_agent_collector import Seconds, StopCollectingError
+from parenv.worker.writing import AgentWriter, GroupWriter
 
 
 class Pending:

@@ -18,14 +18,12 @@ from parenv.experience.assembly import assemble_agents
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.protocol.messages import Credit
-from parenv.worker.agent_assignments import AgentAssignments
-from parenv.worker.agent_writing import AgentWriter
+from parenv.worker.agent_assignments import AgentAssignments, AgentRow
 from parenv.worker.differentiator import Differentiated
-from parenv.worker.group_rows import AgentRow
 from parenv.worker.policy_set import PolicySet
 from parenv.worker.replacements import Replacements
 from parenv.worker.single_agent_collector import Seconds
-from parenv.worker.writing import RolloutWriter
+from parenv.worker.writing import AgentWriter, RolloutWriter
 
 
 class AgentsCollector:

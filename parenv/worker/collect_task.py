@@ -11,12 +11,10 @@ from typing import Any, Protocol, TypeVar, cast
 from parenv.envs.seeding import environment_seed
 from parenv.protocol.messages import Commit, Credit
 from parenv.worker.differentiator import NOTHING_LEARNED, Differentiated, Differentiator
-from parenv.worker.env_methods import ENV_METHODS
 from parenv.worker.evaluation import BESIDE, IN_PLACE, Evaluation
 from parenv.worker.job import Job
-from parenv.worker.loads import Loads
 from parenv.worker.single_agent_collector import Seconds, StopCollectingError
-from parenv.worker.task import PENDING, Context
+from parenv.worker.task import ENV_METHODS, PENDING, Context, Loads
 from parenv.worker.writing import RolloutWriter, SlotWriters
 
 W = TypeVar("W")

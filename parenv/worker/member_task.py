@@ -23,13 +23,12 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Failure, Layout, Ready
 from parenv.worker.actor import Actor
 from parenv.worker.differentiator import numbers_of
-from parenv.worker.episode_runner import MAX_STEPS, EnvsEpisodeRunner
+from parenv.worker.evaluation import MAX_STEPS, EnvsEpisodeRunner
 from parenv.worker.failures import failure_of
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Member, made, restore, state_of
 from parenv.worker.probes import probe
-from parenv.worker.scratch_envs import ScratchEnvs
-from parenv.worker.single_agent_collector import StopCollectingError, private_writer
+from parenv.worker.single_agent_collector import ScratchEnvs, StopCollectingError, private_writer
 from parenv.worker.task import TaskOutput
 
 

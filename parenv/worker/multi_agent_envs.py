@@ -18,18 +18,16 @@ from parenv.memory.spaces import describe
 from parenv.protocol.messages import Layout, Ready
 from parenv.worker.aec_agents import AECAgentsCollector
 from parenv.worker.agent_assignments import AgentAssignments
-from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collector import AgentsCollector
 from parenv.worker.collect_task import CollectTask
-from parenv.worker.episode_runner import AgentsEpisodeRunner, Within
-from parenv.worker.evaluation import Evaluation
+from parenv.worker.evaluation import AgentsEpisodeRunner, Evaluation, Within
 from parenv.worker.job import AgentsJob
 from parenv.worker.parallel_agents import ParallelAgentsCollector
 from parenv.worker.policy_set import PolicySet
 from parenv.worker.probes import probe_agents
 from parenv.worker.replacements import Replacements
 from parenv.worker.task import Context
-from parenv.worker.writing import SlotWriters
+from parenv.worker.writing import AgentWriter, SlotWriters
 
 
 class MultiAgentEnvs:

@@ -20,8 +20,7 @@ from parenv.memory.spaces import flatten, leaves
 from parenv.policy.policy import as_policy
 from parenv.worker.actor import Actor
 from parenv.worker.job import AgentsJob
-from parenv.worker.scratch_envs import ScratchEnvs
-from parenv.worker.single_agent_collector import private_writer
+from parenv.worker.single_agent_collector import ScratchEnvs, private_writer
 
 MAX_STEPS = 1000
 """Maximum length in env steps of the episode that is played to find an info that no reset returns."""

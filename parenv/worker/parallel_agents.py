@@ -12,10 +12,10 @@ import numpy as np
 from parenv.envs.infos import write_seen
 from parenv.errors import ObservationError
 from parenv.memory.agent_layout import NOBODY
-from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collector import AgentsCollector
 from parenv.worker.single import ACT
 from parenv.worker.single_agent_collector import Seconds, StopCollectingError
+from parenv.worker.writing import AgentWriter
 
 
 class ParallelAgentsCollector(AgentsCollector):

@@ -1,18 +1,19 @@
-"""Collect rollouts of a single agent: the loop that acts and steps, once per row."""
+"""Collect rollouts of a single agent, in the sub-environments of the training or in scratch environments."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from parenv.envs.fitting import not_finite
+from parenv.envs.factories import Factories
+from parenv.envs.fitting import Fit, not_finite
 from parenv.envs.infos import Found, first_seen
-from parenv.envs.make import Stepper
+from parenv.envs.make import Stepper, make_envs, make_stepper
 from parenv.envs.seeding import random_state, set_random_state
 from parenv.envs.values import Rows
 from parenv.errors import ObservationError, PolicyOutputError
@@ -315,3 +316,57 @@ def empty_rows(observations: Sequence[Leaf], batch: int) -> list[Any]:
 def private_writer(spec: RolloutSpec, batch: int) -> RolloutWriter:
     """Return a writer over private memory, for rollouts that are not delivered."""
     return writer_in_own_memory(RolloutWriter, SlotSpec((replace(spec, gradient_bytes=0, on_device=False),)), batch)
+
+
+@dataclass(eq=False)
+class ScratchEnvs:
+    """Sub-environments that are made at the first use, and reset for each use.
+
+    Args:
+        factories: Factories of the environments.
+        env_ids: env_ids of the environments.
+        progress: Status slot of the worker.
+        fit: Rules for observations and actions that do not fit their space.
+        step_threads: Number of threads that step.
+        others: Environments that are in use already. A factory must not return them again.
+    """
+
+    factories: Factories
+    env_ids: range
+    progress: StatusSlot
+    fit: Fit
+    step_threads: int
+    others: Sequence[Any] = ()
+    _stepper: Stepper | None = field(default=None, init=False)
+
+    @property
+    def stepper(self) -> Stepper:
+        """The sub-environments."""
+        if self._stepper is None:
+            envs = make_envs(self.factories, self.env_ids, self.progress, self.others)
+            self._stepper = make_stepper(envs, self.env_ids.start, self.progress, self.fit, self.step_threads)
+            self.get_to_know(self._stepper.envs)
+        return self._stepper
+
+    def over(self, stepper: Stepper) -> ScratchEnvs:
+        """Return a copy that uses existing sub-environments."""
+        copy = replace(self)
+        copy._stepper = stepper
+        return copy
+
+    def get_to_know(self, envs: Sequence[Any]) -> None:
+        """Inspect environments that have just been made."""
+
+    def collector(self, actor: Actor, spec: RolloutSpec, seed: int, worker: int) -> tuple[SingleAgentCollector, Rows]:
+        """Reset the sub-environments with seeds; return a collector and the first observations."""
+        stepper = self.stepper
+        seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
+        rows, infos = reset(stepper, spec.observations, seeds)
+        env_ids = np.arange(self.env_ids.start, self.env_ids.start + stepper.num_envs)
+        return SingleAgentCollector(stepper, actor, spec, rows, env_ids, worker, self.progress, infos=infos), rows
+
+    def close(self) -> None:
+        """Close the sub-environments. The next use makes new ones."""
+        stepper, self._stepper = self._stepper, None
+        if stepper is not None:
+            stepper.close()

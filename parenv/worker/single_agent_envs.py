@@ -30,15 +30,13 @@ from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.messages import Layout, Ready
 from parenv.worker.actor import Actor
 from parenv.worker.collect_task import CollectTask
-from parenv.worker.episode_runner import MAX_STEPS, EnvsEpisodeRunner, Within
-from parenv.worker.evaluation import Evaluation
+from parenv.worker.evaluation import MAX_STEPS, EnvsEpisodeRunner, Evaluation, Within
 from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
 from parenv.worker.named_infos import infos_in, infos_in_episode, not_in_resets
 from parenv.worker.probes import extras_as_data, probe, probe_postprocess
 from parenv.worker.replacements import Replacements, ReplacingCollector
-from parenv.worker.scratch_envs import ScratchEnvs
-from parenv.worker.single_agent_collector import SingleAgentCollector, reset
+from parenv.worker.single_agent_collector import ScratchEnvs, SingleAgentCollector, reset
 from parenv.worker.task import Context
 from parenv.worker.whole_episodes import EpisodeCollector
 from parenv.worker.writing import RolloutWriter, SlotWriters

@@ -27,10 +27,9 @@ from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Rows, SideData, StepReady
 from parenv.protocol.plain import as_data, plain_info
-from parenv.worker.env_methods import ENV_METHODS
 from parenv.worker.failures import FailedCallError
 from parenv.worker.job import StepJob
-from parenv.worker.task import TaskOutput
+from parenv.worker.task import ENV_METHODS, TaskOutput
 
 SPACES = ("observation_space", "action_space")
 

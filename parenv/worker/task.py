@@ -1,4 +1,4 @@
-"""Protocols between a worker and its task: what a task gets, what it does, and where its messages go."""
+"""Interface between a worker and its task: context, output, requests to load a version, and calls to environments."""
 
 from __future__ import annotations
 
@@ -6,11 +6,67 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from parenv.envs.state import layers_of
 from parenv.envs.step_buffer_rows import EnvError
+from parenv.memory.load_requests import WITHDRAWN, LoadRequests
 from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message, Ready, StepReady
-from parenv.worker.loads import Loads
+
+
+class Loads:
+    """The requests to one worker.
+
+    Args:
+        buffer: Shared memory.
+        num_workers: Number of workers of the pool.
+        worker: Index of the worker.
+        load: Function ``(version, place, snapshot)`` that loads a version.
+    """
+
+    def __init__(self, buffer: Any, num_workers: int, worker: int, load: Callable[[int, int, bytes], object]) -> None:
+        self._requests, self._worker, self._load = LoadRequests(buffer, num_workers), worker, load
+
+    @property
+    def is_asked(self) -> bool:
+        """True if a version is requested."""
+        return self._requests.asked(self._worker) is not None
+
+    @property
+    def turn(self) -> int:
+        """Index of the wake-up that the driver notifies next."""
+        return (self._requests.answered(self._worker) + 1) % 2
+
+    def load(self) -> bool:
+        """Load the requested version, if any; return whether the driver must be notified that all workers have it."""
+        number = self._requests.asked(self._worker)
+        if number is None:
+            return False
+        version, place = self._requests.wanted()
+        if version != WITHDRAWN:
+            self._load(version, place, b"")
+        return self._requests.answer(self._worker, number)
+
+
+def _call(env: Any, position: int, name: str, args: Any, kwargs: Any) -> Any:
+    attribute = env.get_wrapper_attr(name)
+    return attribute(*args, **kwargs) if callable(attribute) else attribute
+
+
+def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
+    """Return whether a wrapper is of this class or a subclass. By name, so that the worker need not import it."""
+    kinds = {kind for layer in layers_of(env)[:-1] for kind in type(layer).__mro__}
+    return any((kind.__module__, kind.__qualname__) == (module, name) for kind in kinds)
+
+
+ENV_METHODS: dict[str, Callable[..., Any]] = {
+    "call": _call,
+    "get_attr": lambda env, position, name: env.get_wrapper_attr(name),
+    "set_attr": lambda env, position, values, name: env.set_wrapper_attr(name, values[position]),
+    "is_wrapped": _is_wrapped,
+}
+"""Functions ``(env, position in the call, *arguments) -> answer`` by name."""
+
 
 J = TypeVar("J")
 PENDING = object()

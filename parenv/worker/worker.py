@@ -23,12 +23,10 @@ from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, Rows, as_warning
 from parenv.protocol.plain import as_data
-from parenv.worker.env_methods import ENV_METHODS
 from parenv.worker.evaluation import FRACTION
 from parenv.worker.failures import FailedCallError, failure_of
 from parenv.worker.job import WorkerJob
-from parenv.worker.loads import Loads
-from parenv.worker.task import PENDING, Context, Prepared, Task
+from parenv.worker.task import ENV_METHODS, PENDING, Context, Loads, Prepared, Task
 
 
 class Output:

@@ -15,8 +15,7 @@ import torch
 
 from parenv import ConfigurationError, TorchPolicy
 from parenv.advice import Setting
-from parenv.bench.setting_advice import advise
-from parenv.bench.setting_search import moves_for
+from parenv.bench.setting_advice import advise, moves_for
 from parenv.cli.main import main
 
 AGENTS = """

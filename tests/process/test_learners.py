@@ -16,7 +16,7 @@ from policies import lean
 
 import parenv.process.launcher
 from parenv import AsyncWorkerPool, ConfigurationError, Rollout, Stop
-from parenv.bench.trace_file import find_traces, read_timeline
+from parenv.bench.timeline import find_traces, read_timeline
 from parenv.progress import ProgressDisplay
 from parenv.testing import LedgerEnv, check_ledger
 

@@ -18,7 +18,7 @@ from inside import pid_of
 from parenv import Action, AsyncWorkerPool, Policy, RestartPolicy, TorchPolicy, WorkerOptions
 from parenv.memory.load_requests import WITHDRAWN, LoadRequests
 from parenv.testing import LedgerEnv
-from parenv.worker.loads import Loads
+from parenv.worker.task import Loads
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 AT_MOST_S = 60.0

@@ -29,8 +29,7 @@ from parenv import (
     WorkerOptions,
 )
 from parenv.bench import report
-from parenv.bench.timeline import UNRECORDED, Timeline
-from parenv.bench.trace_file import read_timeline
+from parenv.bench.timeline import UNRECORDED, Timeline, read_timeline
 from parenv.testing import LedgerEnv
 
 SOON = RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3)

@@ -34,7 +34,7 @@ from parenv.remote.host_messages import (
 )
 from parenv.remote.net.curve import HostSocket
 from parenv.remote.net.host_keys import read_host_keys
-from parenv.remote.step_buffer_transfer import WorkerRows
+from parenv.remote.step_buffers import WorkerRows
 from parenv.transport.waiting import Waiting
 
 LATE_S = 120.0

@@ -40,7 +40,7 @@ from parenv.remote.host_messages import (
     own_versions,
 )
 from parenv.remote.placement import HostsPlacement
-from parenv.remote.step_buffer_transfer import WorkerRows
+from parenv.remote.step_buffers import WorkerRows
 from parenv.testing import LedgerEnv
 
 T, SHARE, INFO_BYTES = 8, 2, 1024

@@ -21,8 +21,7 @@ from parenv.options import RemotePlacement
 from parenv.protocol.data import Buffer
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.host_keys import AllowList, ephemeral_keys
-from parenv.remote.net.stream import BIG_BYTES
-from parenv.remote.net.window import WINDOW
+from parenv.remote.net.stream import BIG_BYTES, WINDOW
 from parenv.transport import zeromq
 from parenv.transport.waiting import Waiting
 

@@ -20,7 +20,7 @@ from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply, SideData, StepReady
 from parenv.remote.checks import check_commit, check_ready, checked_reply, decode, fitting
 from parenv.remote.host_messages import Answers, Chunks, Gone, Heartbeat, max_brackets
-from parenv.remote.rollout_transfer import RolloutTransfer
+from parenv.remote.transfer import RolloutTransfer
 
 LIMIT = 1 << 26
 WORKER = Sender(0, 0)

@@ -427,12 +427,10 @@ def test_a_plot_without_matplotlib_is_refused_with_its_extra(monkeypatch: pytest
 
 def test_a_worker_host_has_room_for_as_many_workers_as_there_are_cores_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[int] = []
-    monkeypatch.setattr("parenv.cli.worker.usable_cores", lambda: 3)
-    monkeypatch.setattr("parenv.cli.worker.read_host_keys", lambda path: None)
-    monkeypatch.setattr("parenv.cli.worker._leaving_on_signals", lambda: None)
-    monkeypatch.setattr(
-        "parenv.cli.worker.serve", lambda address, keys, num_workers, **more: served.append(num_workers)
-    )
+    monkeypatch.setattr("parenv.cli.hosts.usable_cores", lambda: 3)
+    monkeypatch.setattr("parenv.cli.hosts.read_host_keys", lambda path: None)
+    monkeypatch.setattr("parenv.cli.hosts._leaving_on_signals", lambda: None)
+    monkeypatch.setattr("parenv.cli.hosts.serve", lambda address, keys, num_workers, **more: served.append(num_workers))
     for more in ([], ["--num-workers", "7"]):
         main(["worker", "--connect", "tcp://127.0.0.1:5555", "--key", "key", *more])
     assert served == [3, 7]

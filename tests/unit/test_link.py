@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from parenv.remote.net.link import Link
+from parenv.remote.net.tcp import Link
 
 IN, OUT = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
 BROKEN, DENIED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_AUTH

@@ -14,8 +14,8 @@ from parenv.memory import order
 from parenv.memory.maps import StepBufferMap
 from parenv.memory.spaces import Leaf
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
-from parenv.remote import step_buffer_transfer
-from parenv.remote.step_buffer_transfer import WorkerRows, row_plan
+from parenv.remote import step_buffers
+from parenv.remote.step_buffers import WorkerRows, row_plan
 from parenv.testing import LedgerEnv
 from parenv.vector import backend
 
@@ -82,7 +82,7 @@ def test_a_host_puts_a_fence_between_the_numbers_and_the_rows_that_it_copies(mon
         step_buffer.finished[:] = 2
 
     step_buffer.finished[:] = 1
-    monkeypatch.setattr(step_buffer_transfer, "fence", written_late)
+    monkeypatch.setattr(step_buffers, "fence", written_late)
     ((answered, data),) = mine.answers(1 << 20)
     assert answered == [0, 1]
     assert np.frombuffer(data[:16], "<i8").tolist() == [1, 1]

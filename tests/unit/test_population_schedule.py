@@ -28,9 +28,9 @@ from parenv import (
 )
 from parenv.memory.member_places import ROOM, MemberPlaces
 from parenv.memory.shared import SharedMemory
-from parenv.population.hyperparameters import check_values, checked_ranges
 from parenv.population.lineage import Lineage
 from parenv.population.schedule import MAX_LOST, NOWHERE, Copied, Outcome, Schedule
+from parenv.population.selection import check_values, checked_ranges
 from parenv.protocol.digests import rows_of
 from parenv.worker.member import made, restore, state_of
 

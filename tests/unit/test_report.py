@@ -18,8 +18,7 @@ import pytest
 from parenv.bench import report
 from parenv.bench.pictures import NARROW, pictures, windows
 from parenv.bench.run_report import facts, losses_table, png
-from parenv.bench.timeline import UNRECORDED, Episodes
-from parenv.bench.trace_file import find_traces, read_timeline
+from parenv.bench.timeline import UNRECORDED, Episodes, find_traces, read_timeline
 from parenv.cli.main import main
 from parenv.errors import ConfigurationError, ParenvError
 from parenv.experience.episodes import EpisodeStatistics

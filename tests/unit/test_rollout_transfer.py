@@ -15,7 +15,7 @@ from parenv.memory.maps import SlotMap
 from parenv.memory.spaces import Leaf
 from parenv.protocol.messages import Commit, Credit
 from parenv.remote.host_messages import Chunks
-from parenv.remote.rollout_transfer import RolloutTransfer, transfer_bytes
+from parenv.remote.transfer import RolloutTransfer, transfer_bytes
 
 T = 4
 

@@ -19,7 +19,7 @@ from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.protocol.frames import Sender, to_frames
 from parenv.remote.checks import decode
 from parenv.remote.host_messages import Answers
-from parenv.remote.step_buffer_transfer import WorkerRows, flags_of, row_plan
+from parenv.remote.step_buffers import WorkerRows, flags_of, row_plan
 
 OFFSET, SHARES, INFO_BYTES = 8192, (2, 3, 1), 64
 OBSERVED = spaces.Dict(

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from parenv.memory.maps import WeightsMap
 from parenv.policy.snapshots import flat_layout, float32_parts
 from parenv.remote.host_messages import Weights
-from parenv.remote.weight_transfer import chunks_of, from_bfloat16, to_bfloat16, write_chunk
+from parenv.remote.transfer import chunks_of, from_bfloat16, to_bfloat16, write_chunk
 
 
 @given(arrays(np.float32, 50, elements=st.floats(width=32)))

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parenv.remote.net.window import Receipts, Window
+from parenv.remote.net.stream import Receipts, Window
 
 
 @given(sizes=st.lists(st.integers(0, 300), max_size=60), reads=st.lists(st.integers(0, 9), max_size=60))

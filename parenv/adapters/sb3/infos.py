@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import Wrapper
 
 from parenv.protocol.plain import plain_info
-from parenv.worker.env_methods import ENV_METHODS
 from parenv.worker.pickled_env import PickledEnv, generator_of, set_generator
+from parenv.worker.task import ENV_METHODS
 
 Info = dict[str, Any]
 RecordedInfos = tuple[list[tuple[list[Any], list[str], Any, Any, list[Any]]], list[tuple[int, int, Info]]]

@@ -25,6 +25,7 @@ from parenv.remote.net.connections import (
     UNKNOWN,
     Connection,
     Limits,
+    Refusals,
     objections,
     peer_of,
     shut,
@@ -32,7 +33,6 @@ from parenv.remote.net.connections import (
     traffic,
 )
 from parenv.remote.net.host_keys import AllowList, Known
-from parenv.remote.net.refusals import Refusals
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_LOGGED = 1000

@@ -1,4 +1,4 @@
-"""TCP connections that ZeroMQ holds: their traffic according to the kernel, and the limits on it.
+"""TCP connections that ZeroMQ holds: their traffic according to the kernel, the limits on it, and counts of refusals.
 
 ZeroMQ may close a connection at any time, and another file may then get its descriptor. Each function therefore
 duplicates the descriptor first, and checks that it is a connection to the expected port.
@@ -7,10 +7,12 @@ duplicates the descriptor first, and checks that it is a connection to the expec
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -175,3 +177,33 @@ def _own(fd: int, port: int) -> Iterator[socket.socket]:
         if port not in (connection.getsockname()[1], connection.getpeername()[1]):
             raise OSError("this is another connection by now")
         yield connection
+
+
+_log = logging.getLogger("parenv")
+
+
+class Refusals:
+    """Counts refusals by reason, and limits what they write to the log.
+
+    Args:
+        most_logged: Maximum number of log entries. Default: no limit.
+
+    Attributes:
+        counts: Number of refusals by reason.
+    """
+
+    def __init__(self, most_logged: float = math.inf) -> None:
+        self.counts: Counter[str] = Counter()
+        self._most_logged = most_logged
+        self._logged: set[tuple[str, str]] = set()
+
+    def note(self, reason: str, peer: str, text: str) -> None:
+        """Log a refusal if it is the first for this reason and peer, then count it."""
+        self.log_once(reason, peer, logging.WARNING, f"{text}; more like it are only counted")
+        self.counts[reason] += 1
+
+    def log_once(self, reason: str, peer: str, level: int, text: str) -> None:
+        """Log a text if it is the first for this reason and peer, and the log has space for it."""
+        if (reason, peer) not in self._logged and len(self._logged) < self._most_logged:
+            self._logged.add((reason, peer))
+            _log.log(level, "%s", text)

@@ -3,7 +3,7 @@
 A third party cannot read messages. If it changes, repeats or drops one, the connection breaks. A host needs a key that
 the driver knows, and knows the key of its driver.
 
-**At most a window of messages of a host is unread**, see :mod:`parenv.remote.net.window`. :meth:`HostSocket.send`
+**At most a window of messages of a host is unread**, see :mod:`parenv.remote.net.stream`. :meth:`HostSocket.send`
 returns false beyond it, and the driver reports every half window that it has read. Without the window, ZeroMQ would
 stop reading from a host with many unread messages. It would not see the host's heartbeats either, and the host would
 lose its driver whenever an update of the policy takes longer than ``silence_s``.
@@ -24,9 +24,8 @@ from parenv.protocol.data import Buffer
 from parenv.remote.net import tcp
 from parenv.remote.net.admission import Admission, host_of
 from parenv.remote.net.host_keys import AllowList, DriverKeys, HostKeys, Known
-from parenv.remote.net.link import EVENTS, Link, State
-from parenv.remote.net.stream import Stream, Streams
-from parenv.remote.net.window import Window
+from parenv.remote.net.stream import Stream, Streams, Window
+from parenv.remote.net.tcp import EVENTS, Link, State
 from parenv.transport.waiting import Polled, Waiting
 from parenv.transport.zeromq import Frames, terminate
 
