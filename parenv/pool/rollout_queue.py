@@ -53,6 +53,8 @@ class RolloutQueue:
         self._slot_of: dict[CreditKey, int] = {}
         self._commits: defaultdict[CreditKey, dict[int, Commit]] = defaultdict(dict)
         self._in_hand: CreditKey | None = None
+        # The credits of a round of a synchronous pool are equal, so they are one message.
+        self._credit: Credit | None = None
 
     def next(self, deadline: float) -> Arrival | None:
         """Return the next rollout, or ``None`` if none arrives until the deadline on the monotonic clock."""
@@ -99,9 +101,11 @@ class RolloutQueue:
         rollout = self.scheduler.rollout_of(key)
         if rollout not in self._slot_of:
             self._slot_of[rollout] = self._slots.claim()
-        which = self._versions[self.scheduler.version_of(key)]
-        credit = Credit(key.sequence, self._slot_of[rollout], which.number, which.place, which.snapshot)
-        self._supervisor.workers.say(key.worker, credit)
+        about = key.sequence, self._slot_of[rollout], self.scheduler.version_of(key)
+        if self._credit is None or (self._credit.sequence, self._credit.slot, self._credit.policy_version) != about:
+            which = self._versions[about[2]]
+            self._credit = Credit(*about[:2], which.number, which.place, which.snapshot)
+        self._supervisor.workers.say(key.worker, self._credit)
 
     def _note(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -89,9 +89,11 @@ def unpack(text: Buffer, buffers: Sequence[Buffer], writable: bool = False) -> A
         ProtocolError: the text or a buffer is malformed, or the spaces in it take more than
             :data:`~parenv.memory.spaces.MAX_SPACE_BYTES` bytes.
     """
-    taking = _Buffers(buffers)
-    taking.writable = writable
     try:
+        if not buffers and b"{" not in (plain := bytes(text)) and plain.count(b"[") < MAX_DEPTH:
+            return json.loads(plain)  # There is no tag to look for.
+        taking = _Buffers(buffers)
+        taking.writable = writable
         value = _unpack(json.loads(str(text, "utf-8")), taking, 0)
         if taking.taken != len(buffers):
             raise ValueError(f"it comes with {len(buffers)} buffers and refers to {taking.taken}")

@@ -15,6 +15,7 @@ from parenv.protocol.messages import KINDS, Failure, Reply, SideData
 PROTOCOL_VERSION = 4
 T = TypeVar("T")
 _MAGIC = b"PENV"
+_ENCODED = "_encoded"
 _HEADER = struct.Struct("!4sHHII")
 HEADER_BYTES = _HEADER.size
 _TYPES = {"int": int, "str": str, "bytes": bytes, "memoryview": memoryview}
@@ -44,11 +45,16 @@ register(KINDS)
 
 
 def to_frames(sender: Sender, message: object) -> list[Buffer]:
-    """Encode a message: the header and the JSON in one frame, then the raw buffers."""
-    kind = type(message)
-    header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, _index[kind], *sender)
-    text, buffers = pack([getattr(message, name) for name, _, _ in _fields[kind]])
-    return [header + text, *buffers]
+    """Encode a message: the header and the JSON in one frame, then the raw buffers.
+
+    A message to several workers is encoded once.
+    """
+    kind, known = type(message), vars(message)
+    if _ENCODED not in known:
+        # Messages are frozen, so the encoding stays right.
+        known[_ENCODED] = pack([known[name] for name, _, _ in _fields[kind]])
+    text, buffers = known[_ENCODED]
+    return [_HEADER.pack(_MAGIC, PROTOCOL_VERSION, _index[kind], *sender) + text, *buffers]
 
 
 def from_frames(frames: Sequence[Buffer], of_host: bool = False) -> tuple[Sender, Any]:

@@ -23,9 +23,8 @@ DESCRIPTORS = 8
 """Upper bound of the descriptors that ZeroMQ opens for a context and a socket. Without them it aborts the process."""
 LINGER_MS = 1000
 TERM_S = 10.0
-_WHOLE = b"."
-"""Last frame of a complete message to a worker. A message that a signal handler cut short ends in an empty frame."""
-_POLLIN = int(zmq.POLLIN)
+# Plain numbers, because combining members of pyzmq's enumerations takes longer than sending a frame.
+_POLLIN, _NOBLOCK, _MORE_NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _log = logging.getLogger("parenv")
 
 
@@ -50,7 +49,7 @@ class DriverSocket:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._peers: dict[int, _Peer] = {}
         self._opened = 0
-        self._is_cut = False
+        self._is_sending = self._is_receiving = False
 
     def open(self, worker: int, generation: int) -> int:
         """Connect to a new process of a worker, which may start later; return the descriptor of its listening socket.
@@ -91,23 +90,31 @@ class DriverSocket:
         peer = self._peers.get(worker)
         if peer is None or peer.generation != generation:
             return
-        if self._is_cut:
+        send = self._socket.send
+        if self._is_sending:
             # Ends the message that a signal handler cut short. If that message was whole, ZeroMQ ignores the frame.
-            self._socket.send(b"")
-        self._is_cut = True
+            send(b"")
+        self._is_sending = True
         try:
-            self._socket.send_multipart([peer.routing_id, *frames, _WHOLE], zmq.NOBLOCK)
+            send(peer.routing_id, _MORE_NOBLOCK)
+            # The first frame of a message is never empty. It comes last, so a message that was cut short, which ends
+            # in an empty frame, is not taken for a whole one.
+            for frame in frames[1:]:
+                send(frame, _MORE_NOBLOCK)
+            send(frames[0], _NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise
-        self._is_cut = False
+        self._is_sending = False
 
     def receive(self) -> list[bytes] | None:
         """Return the next message, or ``None``."""
         # The rest of a message that a signal handler cut short is not another message.
-        while self._socket.getsockopt(zmq.RCVMORE):
+        while self._is_receiving and self._socket.getsockopt(zmq.RCVMORE):
             self._socket.recv()
+        self._is_receiving = True
         frames = _next_message(self._socket)
+        self._is_receiving = False
         return frames and frames[1:]
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
@@ -150,9 +157,9 @@ class WorkerSocket:
     def receive(self, block: bool) -> list[bytes] | None:
         """Return the next message, or ``None`` if ``block`` is false and no message has come."""
         while (frames := self._socket.recv_multipart() if block else _next_message(self._socket)) is not None:
-            if frames.pop() == _WHOLE:
-                break
-        return frames
+            if frames[-1]:
+                return [frames.pop(), *frames]
+        return None
 
     def wait(self, descriptor: int) -> None:
         """Wait until a message may have come or a descriptor is readable; :meth:`receive` must have had none before."""
