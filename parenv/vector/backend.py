@@ -87,7 +87,7 @@ class Backend:
         self.side_data, self.step_errors = self.workers.side_data, self.workers.step_errors
         self.warn = self.workers.warn
         self._spoke, self._any_infos = self._status[0].spoke, self._status[0].any_infos
-        self._signals, self._shared = StepSignals(head), FutexWakeUps(head) if AVAILABLE else None
+        self._signals, self._shared = StepSignals(head), FutexWakeUps(head) if AVAILABLE and count else None
         wake_ups = [self._placement.wake_up(worker, self._shared) for worker in range(count)]
         self._requests = Requests(all_shares, wake_ups, self._shared)
         self.request, self.expect = self._requests.of, self._signals.expect
@@ -170,14 +170,14 @@ class Backend:
         self._requests.echo()
         return lambda: bool((self._heartbeats != before).all())
 
-    def listen(self, timeout_s: float) -> None:
-        """Step the share of this process if a request is pending; else wait for workers, at most up to the limit.
-
-        The caller has called :meth:`expect` and then looked at the rows.
-        """
+    def serve_own(self) -> bool:
+        """Step the share of this process if a request is pending; return whether there are workers to wait for."""
         if self._caller is not None and self._caller.pending:
             self._caller.serve()
-            return
+        return bool(self._shares)
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait for workers, at most up to the limit. The caller has called :meth:`expect` and looked at the rows."""
         due_s = self._supervisor.next_s - time.monotonic()
         if due_s > 0 and self._spinner is not None and self._spinner.heard(0):
             return

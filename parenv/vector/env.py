@@ -232,8 +232,10 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         Returns:
             Observations; rewards, float64 ``[num_envs]``; terminated and truncated, bool ``[num_envs]``; infos.
         """
-        self.step_async(actions)
-        return self.step_wait()
+        with self._one_thread:
+            self._check_free("step_async")
+            self._session.begin_step(actions)
+            return self._session.end_step(None, "step_wait")
 
     def step_async(self, actions: Any) -> None:
         """Begin a step without waiting for it.

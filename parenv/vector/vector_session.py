@@ -268,7 +268,8 @@ class VectorSession:
         backend, deadline = self.backend, math.inf if timeout is None else time.monotonic() + timeout
         try:
             while True:
-                backend.expect(rows)
+                if backend.serve_own():
+                    backend.expect(rows)
                 if self._is_over(done):
                     return
                 if self.stopped is not None:
