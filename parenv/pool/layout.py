@@ -1,8 +1,9 @@
-"""Layout of the rollouts of a pool in its shared memory, once its workers have described their sub-environments."""
+"""Shared memory of a pool, and the layout of its rollouts, once its workers have described their sub-environments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
 
@@ -12,18 +13,95 @@ from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.assembly import Columns
 from parenv.memory.agent_layout import agents_spec
-from parenv.memory.device_memory import DeviceMemory
-from parenv.memory.layout import RolloutSpec, SlotSpec, extras_and_carry, infos_from_data, slot_layout
-from parenv.memory.maps import SlotMap
+from parenv.memory.device_memory import DeviceMemory, allocated
+from parenv.memory.layout import (
+    RolloutSpec,
+    SlotLayout,
+    SlotSpec,
+    aligned,
+    extras_and_carry,
+    infos_from_data,
+    slot_layout,
+)
+from parenv.memory.maps import SlotMap, WeightsMap
+from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
 from parenv.memory.spaces import alike, leaves, rebuild
-from parenv.pool.arena import Arena
+from parenv.memory.status_slot import StatusSlot, header_bytes
+from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts
 from parenv.pool.arrival import Block
 from parenv.pool.pool_plan import Plan
+from parenv.pool.synchronization import Synchronization
 from parenv.pool.versions import Versions
+from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
 from parenv.supervision.workers import Workers
+
+
+class Arena:
+    """Shared memory in three parts: status slots of the workers, weights, and rollout slots, in this order.
+
+    Args:
+        num_workers: Number of workers.
+        modules: Modules whose weights are published, by name of each policy with a module.
+        places: Number of versions of each policy that fit.
+
+    Attributes:
+        writers: Writers of the weights, by name of each policy with a module.
+        maps: Places of the weights, by the same names.
+        device_memory: Memory of a device with a part of every rollout, or ``None``.
+        synchronization: Synchronization of the workers of this machine, or ``None``.
+    """
+
+    device_memory: DeviceMemory | None = None
+    synchronization: Synchronization | None = None
+
+    def __init__(self, num_workers: int, modules: Mapping[str, Any], places: int) -> None:
+        sizes = [flat_layout(module)[1] for module in modules.values()]
+        *offsets, end = accumulate((places * nbytes for nbytes in sizes), initial=header_bytes(num_workers))
+        self.slots_offset = aligned(end, 4096)
+        self.memory = SharedMemory(self.slots_offset)
+        head = self.memory.map()
+        self.progress = [StatusSlot(head, worker) for worker in range(num_workers)]
+        self.writers: dict[str, WeightsWriter] = {}
+        self.maps: dict[str, WeightsMap] = {}
+        for (name, module), offset, nbytes in zip(modules.items(), offsets, sizes, strict=True):
+            self.writers[name] = WeightsWriter(module, head, offset, places)
+            self.maps[name] = WeightsMap(head, offset, nbytes, float32_parts(module))
+
+    def add_slots(self, layout: SlotLayout, count: int, spec: SlotSpec, device: str | None) -> Slots:
+        """Reserve memory for rollout slots, and on a device for the parts that are stored there.
+
+        Raises:
+            ConfigurationError: There is not enough memory beside the weights.
+        """
+        observation = in_words(sum(leaf.nbytes for leaf in spec.observations if leaf.dtype is not None))
+        check_fits(
+            "the pool",
+            self.slots_offset + count * layout.reserved_bytes,
+            f"{count} rollouts of {in_words(layout.reserved_bytes)} that may be under way or in use at once, for "
+            f"rollout_length={spec.rollout_length} and observations of {observation} each, and "
+            f"{in_words(self.slots_offset)} for versions of the policy",
+            "a shorter rollout_length, fewer sub-environments, a smaller prefetch, or smaller observations, such as "
+            "uint8 where they are float32",
+        )
+        self.memory.grow(self.slots_offset + count * layout.total_bytes)
+        for slot in range(count):
+            self.memory.reserve(self.slots_offset + slot * layout.total_bytes, layout.reserved_bytes)
+        self.mapping: mmap.mmap = self.memory.map()
+        about = self.mapping, self.slots_offset, layout.total_bytes, count
+        if device is None or not layout.device_bytes:
+            return Slots(*about)
+        self.device_memory = allocated(device, count * layout.device_bytes)
+        return Slots(*about, self.device_memory, layout.device_bytes)
+
+    def close(self) -> None:
+        """Close the descriptors. The memory is freed with the last array over it. Idempotent."""
+        for part in (self.memory, self.device_memory, self.synchronization):
+            if part is not None:
+                part.close()
+
 
 SYNC_LEASES = 3
 
@@ -106,9 +184,9 @@ def lay_out(
 
 def _spec(plan: Plan, described: Spaces, ready: Ready) -> SlotSpec:
     job = plan.job
-    if plan.is_named:
+    if job.is_named:
         observed, acted = cast(tuple[Any, Any], described)
-        return agents_spec(job.rollout_length, observed, acted, list(plan.policies), ready.extras, job.gradient_bytes)
+        return agents_spec(job.rollout_length, observed, acted, list(job.policies), ready.extras, job.gradient_bytes)
     rows = RolloutSpec(
         job.rollout_length,
         leaves(described[0]),
@@ -129,7 +207,7 @@ def _on_device(memory: DeviceMemory | None, slot_bytes: int) -> dict[str, Any]:
 
 def _checked_spaces(ready: Sequence[Ready], plan: Plan) -> Spaces:
     """Return the spaces that workers describe, which must be the same for all, and those that the user gave."""
-    given, what = plan.spaces, "agents and spaces" if plan.is_named else "spaces"
+    given, what = plan.spaces, "agents and spaces" if plan.job.is_named else "spaces"
     mine = rebuild(ready[0].spaces[0]), rebuild(ready[0].spaces[1])
     if given is not None and not all(map(alike, given, mine)):
         raise ConfigurationError(

@@ -15,11 +15,10 @@ from parenv.memory.maps import VersionMap
 from parenv.placement.base import Launch, Placement
 from parenv.placement.local import LocalPlacement
 from parenv.policy.snapshots import modules_of
-from parenv.pool.arena import Arena
 from parenv.pool.arrival import arrivals
 from parenv.pool.dispatch import Dispatch, Rounds
 from parenv.pool.events import Observers
-from parenv.pool.layout import lay_out
+from parenv.pool.layout import Arena, lay_out
 from parenv.pool.pool_plan import Plan
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
@@ -48,10 +47,10 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
     with contextlib.ExitStack() as stack:
         stack.callback(observers.close)
         plan.recorder.begin(plan.about)
-        arena = Arena(num_workers, modules_of(plan.policies), plan.places)
+        arena = Arena(num_workers, modules_of(job.policies), job.places)
         stack.callback(arena.close)
-        versions = Versions(plan.policies, arena.writers, plan.places, plan.settings, plan.max_frozen, num_workers)
-        names = tuple(plan.policies) if plan.is_named else ()
+        versions = Versions(job.policies, arena.writers, job.places, job.settings, plan.max_frozen, num_workers)
+        names = tuple(job.policies) if job.is_named else ()
         placement = _placement_for(plan, VersionMap(names, arena.maps, lambda number: versions.tables[number]))
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
@@ -98,11 +97,11 @@ def _placement_for(plan: Plan, weights: VersionMap) -> Placement:
     """
     if not plan.inline:
         return worker_placement(plan.placement, weights, plan.job.options)
-    return inline_placement(lambda: replace(plan.job, policy=_another(plan.job.policy)))
+    return inline_placement(lambda: replace(plan.job, policies=_another(plan.job.policies)))
 
 
 def _another(policy: Any) -> Any:
-    """Return a copy that shares no state. If the policy cannot be pickled, as for a process, it is copied deeply."""
+    """Return a copy that shares no state. If one cannot be pickled, as for a process, all are copied deeply."""
     try:
         return cloudpickle.loads(dumps(policy))
     except Exception:

@@ -20,8 +20,7 @@ from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing,
 from parenv.policy.policy import PolicyLike
 from parenv.pool.evaluation import PendingEvaluation
 from parenv.pool.events import Observer
-from parenv.pool.option_hints import names_option_objects
-from parenv.pool.pool_plan import PoolArguments, make_plan, settings_of_publish
+from parenv.pool.pool_plan import PoolArguments, make_plan, names_option_objects, settings_of_publish
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.session_holder import SessionHolder, mean_over, stream
 from parenv.pool.statistics import PoolStatistics

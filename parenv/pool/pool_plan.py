@@ -1,14 +1,16 @@
-"""Plan of a pool: its arguments, checked before any process starts."""
+"""Plan of a pool: its arguments, their checks, and the job of its workers, before any process starts."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 from gymnasium import Space
@@ -20,20 +22,31 @@ from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
-from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
+from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.policy.assignment import UNNAMED, PolicyOf
 from parenv.policy.capabilities import refuse
-from parenv.policy.devices import check_devices
-from parenv.policy.policy import PolicyLike
-from parenv.policy.snapshots import modules_of
-from parenv.pool.arena import weights_places
+from parenv.policy.devices import check_devices, on_device
+from parenv.policy.policy import PolicyLike, as_policy, infos_needed
+from parenv.policy.snapshots import flat_layout, module_of, modules_of, tensors_of
 from parenv.pool.events import Observer
-from parenv.pool.policies import check_policies, policies_for
 from parenv.process.cores import own_file, this_learner
 from parenv.supervision.partition import Part, part_of, placed_workers
-from parenv.worker.job import AgentsJob, GradientJob, Job
+from parenv.worker.job import GradientJob, Job
 
 _OPTIONS_OF_PUBLISH = ("min_kl", "on", "settings")
+F = TypeVar("F", bound=Callable[..., Any])
+_OPTION_OBJECTS: dict[str, str] = {
+    "caller_steps": "It is an argument of ParallelVectorEnv; for a pool, pass workers=WorkerOptions(step_workers=...)",
+    **{
+        field.name: f"Pass {where}({field.name}=...)"
+        for kind, where in (
+            (WorkerOptions, "workers=WorkerOptions"),
+            (GradientOptions, "gradient=GradientOptions"),
+            (Stop, "Stop"),
+        )
+        for field in fields(kind)
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +78,250 @@ class PoolArguments:
     spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None
 
     @property
-    def named_policies(self) -> Mapping[str, PolicyLike] | None:
-        """Policies by name, or ``None`` for a single policy without a name."""
-        return self.policy if isinstance(self.policy, Mapping) else None
+    def is_named(self) -> bool:
+        """Whether the policies have names."""
+        return isinstance(self.policy, Mapping)
+
+    @property
+    def policies(self) -> Mapping[str, PolicyLike]:
+        """Policies by name. A single policy has the name :data:`~parenv.policy.assignment.UNNAMED`."""
+        return self.policy if isinstance(self.policy, Mapping) else {UNNAMED: self.policy}
+
+
+def check_arguments(given: PoolArguments) -> None:
+    """Check the arguments of a pool. They must also be checked together, since some exclude others.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+    one_of("mode", given.mode, get_args(Mode))
+    one_of("parallelism", given.parallelism, get_args(Parallelism))
+    one_of("on_stale", given.on_stale, get_args(OnStale))
+    is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
+    for name, value in (("prefetch", given.prefetch), ("max_frozen", given.max_frozen)):
+        at_least(name, value, 0)
+    if given.num_workers is not None:
+        at_least("num_workers", given.num_workers, 0)
+    if given.record is not None and given.replay is not None:
+        raise ConfigurationError("a run is recorded or replayed, not both")
+    if given.is_named and given.rollout_length == "episode":
+        refuse("whole episodes")
+    if given.is_named and given.spaces is not None:
+        refuse("given spaces")
+    _check_policies(given)
+    _check_workers(given, options_of("workers", given.workers, WorkerOptions))
+    _check_gradient(given)
+    _check_num_envs(given)
+    _check_rollout_length(given)
+    _check_max_policy_lag(given)
+    _check_infos(given)
+    check_settings(given.settings)
+
+
+def _check_policies(given: PoolArguments) -> None:
+    if not given.is_named:
+        if given.policy_of is not None:
+            raise ConfigurationError(
+                'policy_of is for policies by name: AsyncWorkerPool(env_fn, {"runner": policy, ...})'
+            )
+        return
+    if not given.policies:
+        raise ConfigurationError("there are no policies: give at least one by name")
+    for name, policy in given.policies.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"the names of policies are texts, got {name!r}")
+        if "@" in name:
+            raise ConfigurationError(f'a policy cannot be called {name!r}: names with "@" are those of frozen versions')
+        try:
+            as_policy(policy)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"policy {name!r}: {error}") from None
+    if given.policy_of is None and len(given.policies) > 1:
+        raise ConfigurationError(
+            f"there are {len(given.policies)} policies, so policy_of=(agent, episode) -> name must say who acts by "
+            "which"
+        )
+    is_callable("policy_of", given.policy_of, "a callable (agent, episode) -> name")
+    if given.parallelism == "gradient":
+        _check_parameters(given.policies)
+
+
+def _check_parameters(policies: Mapping[str, Any]) -> None:
+    owners: dict[int, str] = {}
+    for name, module in modules_of(policies).items():
+        for parameter in module.parameters():
+            other = owners.setdefault(id(parameter), name)
+            if parameter.requires_grad and other != name:
+                raise ConfigurationError(
+                    f"the policies {other!r} and {name!r} share parameters, and a gradient is that of one policy: have "
+                    f"policy_of name one of them for the agents of both, or give {name!r} a copy of its own"
+                )
+
+
+def _check_workers(given: PoolArguments, options: WorkerOptions) -> None:
+    if given.num_workers == 0 and options.step_workers is not None:
+        raise ConfigurationError(
+            f"step_workers={options.step_workers} needs a worker process that acts, but num_workers=0 keeps everything "
+            "in this process. Use num_workers=1"
+        )
+    if given.num_workers == 0 and options.on_env_error == "restart_worker":
+        raise ConfigurationError('on_env_error="restart_worker" needs worker processes: use "restart_env" here')
+    if given.rollout_length == "episode" and options.on_env_error == "restart_env":
+        raise ConfigurationError(
+            'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
+            'use "restart_worker"'
+        )
+    if options.rollout_device is not None:
+        _check_rollout_device(given, options, options.rollout_device)
+    if given.placement is None:  # A host may have other devices than this machine.
+        check_devices(options.devices)
+
+
+def _check_rollout_device(given: PoolArguments, options: WorkerOptions, device: str) -> None:
+    if given.is_named:
+        refuse("rollouts on a device")
+    if given.parallelism == "gradient" or given.placement is not None:
+        raise ConfigurationError(
+            'rollout_device is for parallelism="experience" with workers on this machine: leave it out'
+        )
+    if options.on_env_error == "restart_env":
+        raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')
+    check_memory(device)
+    check_devices([device], "rollout_device")
+
+
+def _check_gradient(given: PoolArguments) -> None:
+    if given.parallelism == "experience":
+        if given.loss_fn is not None:
+            raise ConfigurationError('loss_fn is for parallelism="gradient"; with experience, the driver has the loss')
+        if given.gradient is not None:
+            raise ConfigurationError('GradientOptions are for parallelism="gradient"')
+        return
+    options = options_of("gradient", given.gradient, GradientOptions)
+    if given.loss_fn is None:
+        raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
+    is_callable("loss_fn", given.loss_fn, "a callable (policy, rollout) -> loss")
+    if not modules_of(given.policies):
+        raise ConfigurationError(
+            'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
+            f"a module attribute; got {given.policy!r}"
+        )
+    if given.mode == "sync" and options.num_arrivals != 1:
+        raise ConfigurationError(
+            'num_arrivals is for mode="async": with mode="sync" a gradient is reduced over all workers; use batch_size'
+        )
+
+
+def _check_num_envs(given: PoolArguments) -> None:
+    count = as_factories(given.env_fn).count
+    if given.num_envs is None:
+        return
+    at_least("num_envs", given.num_envs, 1)
+    if count not in (None, given.num_envs):
+        raise ConfigurationError(f"env_fn is a sequence of {count} factories, but num_envs={given.num_envs}")
+
+
+def _check_max_policy_lag(given: PoolArguments) -> None:
+    if given.max_policy_lag is None:
+        return
+    if given.mode == "sync":
+        raise ConfigurationError(
+            'max_policy_lag is for mode="async": with mode="sync" every batch is by the newest version'
+        )
+    at_least("max_policy_lag", given.max_policy_lag, 0)
+
+
+def _check_rollout_length(given: PoolArguments) -> None:
+    if not isinstance(given.rollout_length, str):
+        at_least("rollout_length", given.rollout_length, 1)
+    elif given.rollout_length != "episode":
+        raise ConfigurationError(f'rollout_length must be an integer or "episode", got {given.rollout_length!r}')
+    elif given.parallelism != "gradient":
+        raise ConfigurationError('rollout_length="episode": whole episodes are for parallelism="gradient"')
+    elif given.mode == "async":
+        raise ConfigurationError(
+            'rollout_length="episode" must have mode="sync", because Monte-Carlo policy gradient is on-policy: a '
+            "gradient over whole episodes is only right for the version that played them. In an asynchronous pool "
+            'a newer version exists when the gradient arrives. Use mode="sync", or a rollout_length with a critic '
+            "(A3C)"
+        )
+    elif given.postprocess is not None:
+        raise ConfigurationError('rollout_length="episode" leaves postprocess nothing to do: put it into loss_fn')
+
+
+def _check_infos(given: PoolArguments) -> None:
+    infos: Any = given.infos
+    is_collection = isinstance(infos, Sequence | Mapping) and not isinstance(infos, str)
+    if not is_collection or not all(isinstance(name, str) for name in infos):
+        raise ConfigurationError(
+            'infos must be names of infos, such as ("action_mask",), or a dict of them with defaults, such as '
+            f'{{"is_success": False}}, got {infos!r}'
+        )
+    if len({part for name in infos for part in (name, f"_{name}")}) < 2 * len(infos):
+        raise ConfigurationError(f"infos must be different names, of which none is another with _ before it: {infos!r}")
+    for name, default in infos.items() if isinstance(infos, Mapping) else ():
+        if default is not None and np.asarray(default).dtype.kind not in "?biuf":
+            raise ConfigurationError(
+                f"infos[{name!r}] must be a default, a number, a boolean or an array of those, got {default!r}. "
+                "Give None for an info that has no default."
+            )
+    for policy in given.policies.values():
+        if absent := sorted(infos_needed(as_policy(policy)) - set(infos)):
+            names = tuple(infos)
+            raise ConfigurationError(
+                f"infos must name {absent}, which the policy takes without a default, got {names!r}. "
+                f"Pass infos={(*names, *absent)!r}, or give the parameters defaults"
+            )
+
+
+def check_settings(settings: Any) -> None:
+    """Check settings of policies.
+
+    Raises:
+        ConfigurationError: They are not a dict by name.
+    """
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
+        raise ConfigurationError(f'settings must be a dict by name, such as {{"epsilon": 1.0}}, got {settings!r}')
+
+
+def settings_of_publish(settings: Any, keywords: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
+    """Return the settings of a publish, and warn of keywords that are probably misspelt options.
+
+    Args:
+        settings: Argument of that name.
+        keywords: Other keyword arguments.
+        known: Names of settings that exist already.
+    """
+    for name in [name for name in keywords if name not in known]:
+        like = [option for option in _OPTIONS_OF_PUBLISH if {*option.split("_")} <= {*name.split("_")}]
+        if like := like or get_close_matches(name, _OPTIONS_OF_PUBLISH, cutoff=0.75):
+            warnings.warn(
+                f"publish() has no option {name!r}, so the policy gets a setting of that name. Write {like[0]}= for "
+                f"the option, or settings={{{name!r}: ...}} for the setting.",
+                stacklevel=3,
+            )
+    check_settings(settings)
+    return {**(settings or {}), **keywords}
+
+
+def names_option_objects(function: F) -> F:
+    """Have the ``TypeError`` of a function name the option object that has the keyword argument."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in signature.parameters and name in _OPTION_OBJECTS:
+                raise TypeError(
+                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}. {_OPTION_OBJECTS[name]}"
+                )
+        return function(*args, **kwargs)
+
+    return cast(F, checked)
+
+
+MAX_WEIGHTS_BYTES = 1 << 30
+MIN_WEIGHTS_PLACES = 4
 
 
 @dataclass(frozen=True)
@@ -76,10 +330,6 @@ class Plan:
 
     Args:
         job: Job of the workers.
-        policies: Policies by name, on the CPU. A single policy has the name
-            :data:`~parenv.policy.assignment.UNNAMED`.
-        places: Number of versions of each policy that fit into shared memory.
-        settings: Settings of version 0, by policy.
         inline: Whether the only worker runs in this process.
         mode: ``"sync"`` or ``"async"``.
         gradient: How gradients of workers are reduced. ``None`` for experience.
@@ -93,9 +343,6 @@ class Plan:
     """
 
     job: Job
-    policies: Mapping[str, Any]
-    places: int
-    settings: Mapping[str, Mapping[str, Any]]
     inline: bool
     mode: Mode
     gradient: GradientOptions | None
@@ -106,11 +353,6 @@ class Plan:
     placement: Placing
     spaces: Spaces | None
     max_frozen: int
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the policies have names."""
-        return UNNAMED not in self.policies
 
     @property
     def credits(self) -> int:
@@ -130,67 +372,56 @@ class Plan:
             "prefetch": self.prefetch,
             "max_policy_lag": self.max_policy_lag,
             "on_stale": self.on_stale,
-            **({"policies": list(self.policies)} if self.is_named else {}),
+            **({"policies": list(self.job.policies)} if self.job.is_named else {}),
         }
 
 
 def make_plan(given: PoolArguments) -> Plan:
-    """Check the arguments of a pool.
+    """Check the arguments of a pool, and make its plan.
 
     Raises:
-        ConfigurationError: An argument is wrong. The message has a correct one.
+        ConfigurationError: An argument is wrong, or a file or the spaces cannot be used.
     """
-    one_of("mode", given.mode, get_args(Mode))
-    one_of("parallelism", given.parallelism, get_args(Parallelism))
-    is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
-    named = given.named_policies
-    check_policies(named, given.policy_of, given.parallelism)
-    if named is not None and given.rollout_length == "episode":
-        refuse("whole episodes")
-    if named is not None and given.spaces is not None:
-        refuse("given spaces")
-    options = _options(given)
-    gradient = _gradient(given)
-    recorder = _recorder(given)
-    prefetch, max_frozen = at_least("prefetch", given.prefetch, 0), at_least("max_frozen", given.max_frozen, 0)
-    factories, num_envs = _factories(given)
-    part = _part(given, options, num_envs)
-    infos, settings = _infos(given.infos), _settings(given.settings)
-    policies, is_named = policies_for(named or {UNNAMED: given.policy}, tuple(infos)), named is not None
-    all_settings = dict.fromkeys(policies, settings) if settings else {}
-    in_use = len(part.shares) * _credits(given.mode, prefetch) + 2
-    places = weights_places(modules_of(policies).values(), in_use) + (max_frozen if is_named else 0)
-    kind = partial(AgentsJob, policy_of=given.policy_of, places=places) if is_named else Job
-    job = kind(
-        factories=_stepped(factories, options, part.shares, part.first_env_id),
-        policy=policies if is_named else policies[UNNAMED],
+    check_arguments(given)
+    options = options_of("workers", given.workers, WorkerOptions)
+    gradient = options_of("gradient", given.gradient, GradientOptions) if given.parallelism == "gradient" else None
+    recorder, factories = _recorder(given), as_factories(given.env_fn)
+    num_envs = factories.count or given.num_envs
+    is_one = options.step_workers and given.num_workers is None
+    num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
+    part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
+    policies = _apart({name: on_device(policy, "cpu") for name, policy in given.policies.items()})
+    in_use = len(part.shares) * _credits(given.mode, given.prefetch) + 2
+    whole_episodes = given.rollout_length == "episode"
+    job = Job(
+        factories=_stepped(factories, options, part),
+        policies=policies,
+        policy_of=given.policy_of,
+        places=_places(policies, in_use) + (given.max_frozen if given.is_named else 0),
         postprocess=given.postprocess,
         options=options,
-        rollout_length=_rows(given.rollout_length, given.mode, given.parallelism, given.postprocess),
+        rollout_length=WHOLE_EPISODES if whole_episodes else int(given.rollout_length),
         shares=part.shares,
         first_worker=part.first_worker,
         first_env_id=part.first_env_id,
         num_envs_is_given=num_envs is not None,
-        gradient=None if gradient is None else _gradient_job(given.policy, given.loss_fn, gradient, given.mode),
-        infos=infos,
-        settings=all_settings if is_named else settings,
+        gradient=None if gradient is None else _gradient_job(given, gradient),
+        infos=dict(given.infos) if isinstance(given.infos, Mapping) else dict.fromkeys(given.infos),
+        settings={name: dict(given.settings) for name in policies} if given.settings else {},
         seed=root_seed(given.seed, recorder.seed),
     )
     return Plan(
         job=job,
-        policies=policies,
-        places=places,
-        settings=all_settings,
         inline=given.num_workers == 0,
         mode=given.mode,
         gradient=gradient,
-        prefetch=prefetch,
-        max_policy_lag=_max_policy_lag(given),
-        on_stale=one_of("on_stale", given.on_stale, get_args(OnStale)),
+        prefetch=int(given.prefetch),
+        max_policy_lag=None if given.max_policy_lag is None else int(given.max_policy_lag),
+        on_stale=given.on_stale,
         recorder=recorder,
         placement=given.placement,
         spaces=given_spaces(given.spaces, job.factories),
-        max_frozen=max_frozen,
+        max_frozen=int(given.max_frozen),
     )
 
 
@@ -198,71 +429,30 @@ def _credits(mode: Mode, prefetch: int) -> int:
     return 1 if mode == "sync" else 1 + prefetch
 
 
-def _part(given: PoolArguments, options: WorkerOptions, num_envs: int | None) -> Part:
-    """Return the part of all workers and sub-environments that this learner has."""
-    if given.num_workers is not None:
-        at_least("num_workers", given.num_workers, 0)
-    is_one = options.step_workers and given.num_workers is None
-    num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
-    return part_of(this_learner(), num_envs, num_workers, given.parallelism)
+def _places(policies: Mapping[str, Any], versions: int) -> int:
+    """Return the number of versions of each policy to reserve memory for, given the maximum that is in use at once.
+
+    If they would take too much memory, there are fewer places, and publishes wait.
+    """
+    nbytes = sum(flat_layout(module)[1] for module in modules_of(policies).values())
+    return max(MIN_WEIGHTS_PLACES, min(versions, MAX_WEIGHTS_BYTES // nbytes if nbytes else versions))
 
 
-def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int], first_env_id: int) -> Factories:
+def _gradient_job(given: PoolArguments, options: GradientOptions) -> GradientJob:
+    assert given.loss_fn is not None
+    return GradientJob(given.loss_fn, GradientLayout.of(given.policy), options.worker_max_norm)
+
+
+def _stepped(factories: Factories, options: WorkerOptions, part: Part) -> Factories:
     """Return the factories, or factories of vector envs whose sub-environments other processes step."""
     if options.step_workers is None:
         return factories
     from parenv.vector.step_workers import StepWorkersFactories
 
-    return StepWorkersFactories.of(factories, options, tuple(shares), first_env_id)
-
-
-def _options(given: PoolArguments) -> WorkerOptions:
-    options = options_of("workers", given.workers, WorkerOptions)
-    if given.num_workers == 0 and options.step_workers is not None:
-        raise ConfigurationError(
-            f"step_workers={options.step_workers} needs a worker process that acts, but num_workers=0 keeps everything "
-            "in this process. Use num_workers=1"
-        )
-    if given.num_workers == 0 and options.on_env_error == "restart_worker":
-        raise ConfigurationError('on_env_error="restart_worker" needs worker processes: use "restart_env" here')
-    if given.rollout_length == "episode" and options.on_env_error == "restart_env":
-        raise ConfigurationError(
-            'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
-            'use "restart_worker"'
-        )
-    if options.rollout_device is not None:
-        _check_rollout_device(given, options, options.rollout_device)
-    if given.placement is None:  # A host may have other devices than this machine.
-        check_devices(options.devices)
-    return options
-
-
-def _check_rollout_device(given: PoolArguments, options: WorkerOptions, device: str) -> None:
-    if given.named_policies is not None:
-        refuse("rollouts on a device")
-    if given.parallelism == "gradient" or given.placement is not None:
-        raise ConfigurationError(
-            'rollout_device is for parallelism="experience" with workers on this machine: leave it out'
-        )
-    if options.on_env_error == "restart_env":
-        raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')
-    check_memory(device)
-    check_devices([device], "rollout_device")
-
-
-def _gradient(given: PoolArguments) -> GradientOptions | None:
-    if given.parallelism == "gradient":
-        return options_of("gradient", given.gradient, GradientOptions)
-    if given.loss_fn is not None:
-        raise ConfigurationError('loss_fn is for parallelism="gradient"; with experience, the driver has the loss')
-    if given.gradient is not None:
-        raise ConfigurationError('GradientOptions are for parallelism="gradient"')
-    return None
+    return StepWorkersFactories.of(factories, options, tuple(part.shares), part.first_env_id)
 
 
 def _recorder(given: PoolArguments) -> Observer:
-    if given.record is not None and given.replay is not None:
-        raise ConfigurationError("a run is recorded or replayed, not both")
     if given.record is not None:
         from parenv.records import Recorder
 
@@ -274,102 +464,13 @@ def _recorder(given: PoolArguments) -> Observer:
     return Observer()
 
 
-def _factories(given: PoolArguments) -> tuple[Factories, int | None]:
-    """Return the factories, and the number of sub-environments if the user gave it."""
-    factories, num_envs = as_factories(given.env_fn), given.num_envs
-    if num_envs is not None:
-        at_least("num_envs", num_envs, 1)
-        if factories.count not in (None, num_envs):
-            raise ConfigurationError(f"env_fn is a sequence of {factories.count} factories, but num_envs={num_envs}")
-    return factories, factories.count or num_envs
-
-
-def _max_policy_lag(given: PoolArguments) -> int | None:
-    if given.max_policy_lag is None:
-        return None
-    if given.mode == "sync":
-        raise ConfigurationError(
-            'max_policy_lag is for mode="async": with mode="sync" every batch is by the newest version'
-        )
-    return at_least("max_policy_lag", given.max_policy_lag, 0)
-
-
-def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Parallelism, postprocess: Any) -> int:
-    """Return the length of a rollout, ``T`` or :data:`~parenv.memory.layout.WHOLE_EPISODES`."""
-    if isinstance(rollout_length, str):
-        if rollout_length != "episode":
-            raise ConfigurationError(f'rollout_length must be an integer or "episode", got {rollout_length!r}')
-        if parallelism != "gradient":
-            raise ConfigurationError('rollout_length="episode": whole episodes are for parallelism="gradient"')
-        if mode == "async":
-            raise ConfigurationError(
-                'rollout_length="episode" must have mode="sync", because Monte-Carlo policy gradient is on-policy: a '
-                "gradient over whole episodes is only right for the version that played them. In an asynchronous pool "
-                'a newer version exists when the gradient arrives. Use mode="sync", or a rollout_length with a critic '
-                "(A3C)"
-            )
-        if postprocess is not None:
-            raise ConfigurationError('rollout_length="episode" leaves postprocess nothing to do: put it into loss_fn')
-        return WHOLE_EPISODES
-    return at_least("rollout_length", rollout_length, 1)
-
-
-def _settings(settings: Any) -> Mapping[str, Any]:
-    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
-        raise ConfigurationError(f'settings must be a dict by name, such as {{"epsilon": 1.0}}, got {settings!r}')
-    return dict(settings or {})
-
-
-def settings_of_publish(settings: Any, keywords: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
-    """Return the settings of a publish, and warn of keywords that are probably misspelt options.
-
-    Args:
-        settings: Argument of that name.
-        keywords: Other keyword arguments.
-        known: Names of settings that exist already.
-    """
-    for name in [name for name in keywords if name not in known]:
-        like = [option for option in _OPTIONS_OF_PUBLISH if {*option.split("_")} <= {*name.split("_")}]
-        if like := like or get_close_matches(name, _OPTIONS_OF_PUBLISH, cutoff=0.75):
-            warnings.warn(
-                f"publish() has no option {name!r}, so the policy gets a setting of that name. Write {like[0]}= for "
-                f"the option, or settings={{{name!r}: ...}} for the setting.",
-                stacklevel=3,
-            )
-    return {**_settings(settings), **keywords}
-
-
-def _infos(infos: Any) -> dict[str, Any]:
-    """Return the default of each info, or ``None``, by its name."""
-    is_collection = isinstance(infos, Sequence | Mapping) and not isinstance(infos, str)
-    if not is_collection or not all(isinstance(name, str) for name in infos):
-        raise ConfigurationError(
-            'infos must be names of infos, such as ("action_mask",), or a dict of them with defaults, such as '
-            f'{{"is_success": False}}, got {infos!r}'
-        )
-    if len({part for name in infos for part in (name, f"_{name}")}) < 2 * len(infos):
-        raise ConfigurationError(f"infos must be different names, of which none is another with _ before it: {infos!r}")
-    found = dict(infos) if isinstance(infos, Mapping) else dict.fromkeys(infos)
-    for name, default in found.items():
-        if default is not None and np.asarray(default).dtype.kind not in "?biuf":
-            raise ConfigurationError(
-                f"infos[{name!r}] must be a default, a number, a boolean or an array of those, got {default!r}. "
-                "Give None for an info that has no default."
-            )
-    return found
-
-
-def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mode) -> GradientJob:
-    if loss_fn is None:
-        raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
-    is_callable("loss_fn", loss_fn, "a callable (policy, rollout) -> loss")
-    if not modules_of(policy if isinstance(policy, Mapping) else {"": policy}):
-        raise ConfigurationError(
-            'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
-            f"a module attribute; got {policy!r}"
-        )
-    if mode == "sync" and options.num_arrivals != 1:
-        raise ConfigurationError(
-            'num_arrivals is for mode="async": with mode="sync" a gradient is reduced over all workers; use batch_size'
-        )
-    return GradientJob(loss_fn, GradientLayout.of(policy), options.worker_max_norm)
+def _apart(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the policies, with copies of what several of them share: workers write versions of each into it."""
+    seen: set[int] = set()
+    apart = {}
+    for name, policy in policies.items():
+        module = module_of(policy)
+        mine = {id(policy), *map(id, () if module is None else tensors_of(module).values())}
+        apart[name] = copy.deepcopy(policy) if mine & seen else policy
+        seen |= mine
+    return apart

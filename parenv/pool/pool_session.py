@@ -210,7 +210,7 @@ class PoolSession(Session):
         self._timer.resume(state["seconds"], state["collecting_seconds"])
 
     def _check_in_place(self) -> None:
-        if self.plan.is_named:
+        if self.plan.job.is_named:
             refuse("in place")
         if self.plan.recorder.orders:
             raise ConfigurationError(

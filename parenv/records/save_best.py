@@ -127,7 +127,7 @@ class SaveBest(Summarized):
         return {"path": repr(str(self._path)), "lower_bound": f"{self.lower_bound:.6g}", **kept}
 
     def _begin(self, pool: AsyncWorkerPool[Any], env_steps: float) -> PendingEvaluation:
-        if module_of(self._chosen(pool._session.plan.policies)) is None:
+        if module_of(self._chosen(pool._session.plan.job.policies)) is None:
             raise ConfigurationError(
                 "SaveBest keeps the weights of a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy "
                 "with a module attribute, which this pool does not have"

@@ -15,12 +15,15 @@ from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
 from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.supervision.pickling import pickled
-from parenv.worker.job import AgentsJob, Job, MemberJob, StepJob, WorkerJob
+from parenv.worker.job import Job, MemberJob, StepJob, WorkerJob
 from parenv.worker.worker import Worker
 
 PRELOAD = (
     "parenv.worker.process",
-    *(job.prepared_by.partition(":")[0] for job in (StepJob, Job, AgentsJob, MemberJob)),
+    *(
+        name.partition(":")[0]
+        for name in (StepJob.prepared_by, Job.prepared_by, Job.prepared_by_if_named, MemberJob.prepared_by)
+    ),
     "gymnasium.envs.classic_control",
 )
 """Modules that the fork server imports once for all workers. Each worker would need longer to import those of CartPole

@@ -18,7 +18,7 @@ from parenv.memory.layout import RolloutSpec
 from parenv.memory.spaces import is_single
 from parenv.memory.trees import as_array, copy_as, map_trees
 from parenv.policy.assignment import EpisodeStart, drawn
-from parenv.worker.job import AgentsJob
+from parenv.worker.job import Job
 from parenv.worker.policy_set import PolicyRows, PolicySet
 
 _LASTING = ("who", "assigned", "returns", "lengths")
@@ -112,7 +112,7 @@ class AgentAssignments:
         numbers: Number of the current episode of each sub-environment.
     """
 
-    def __init__(self, job: AgentsJob, policies: PolicySet, env_ids: Sequence[int], generation: int) -> None:
+    def __init__(self, job: Job, policies: PolicySet, env_ids: Sequence[int], generation: int) -> None:
         self.spec = spec = policies.spec
         self.env_ids = list(env_ids)
         self._job, self.policies, self._generation = job, policies, generation

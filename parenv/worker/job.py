@@ -15,7 +15,7 @@ from parenv.envs.factories import Factories
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.options import WorkerOptions
-from parenv.policy.assignment import PolicyOf
+from parenv.policy.assignment import UNNAMED, PolicyOf
 from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.spinning import Spinning
 from parenv.worker.member import Fitness
@@ -134,27 +134,43 @@ class Job(WorkerJob):
     """Job of workers that collect rollouts.
 
     Args:
-        policy: Policy of the user.
+        policies: Policies by name. A single policy has the name :data:`~parenv.policy.assignment.UNNAMED`.
+        policy_of: Function ``(agent, episode) -> name``, or ``None`` with a single policy.
+        places: Number of versions of each policy that fit into shared memory.
         postprocess: Function ``(policy, rollout) -> {name: array}``, or ``None``.
         rollout_length: Length of a rollout in steps, ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
         num_envs_is_given: Whether the user has set the number of sub-environments.
         gradient: Configuration of gradients, or ``None`` for experience.
         infos: Default of each named info, or ``None`` if it has no default.
-        settings: Settings of version 0, in addition to those of the policy.
+        settings: Settings of version 0 by policy, in addition to those of the policy.
     """
 
     prepared_by: ClassVar[str] = "parenv.worker.single_agent_envs:SingleAgentEnvs"
-    policy: Any
+    prepared_by_if_named: ClassVar[str] = "parenv.worker.multi_agent_envs:MultiAgentEnvs"
+    policies: Mapping[str, Any]
+    policy_of: PolicyOf | None
+    places: int
     postprocess: Callable[[Any, Any], Any] | None
     rollout_length: int
     num_envs_is_given: bool
     gradient: GradientJob | None
     infos: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Mapping[str, Any]]
 
     def prepare(self, context: Context[Self]) -> Prepared:
         """Make the sub-environments of a worker."""
-        return pkgutil.resolve_name(self.prepared_by)(context)  # type: ignore[no-any-return]
+        make = pkgutil.resolve_name(self.prepared_by_if_named if self.is_named else self.prepared_by)
+        return make(context)  # type: ignore[no-any-return]
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the policies have names."""
+        return UNNAMED not in self.policies
+
+    @property
+    def policy(self) -> Any:
+        """The policy, or all policies by name, as ``loss_fn`` gets them."""
+        return self.policies if self.is_named else self.policies[UNNAMED]
 
     @property
     def gradient_bytes(self) -> int:
@@ -162,28 +178,8 @@ class Job(WorkerJob):
         return self.gradient.layout.nbytes if self.gradient else 0
 
     @property
-    def weights_offset(self) -> int:
-        """Offset of the flat weights in shared memory, in bytes."""
-        return header_bytes(len(self.shares))
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentsJob(Job):
-    """Job of workers that collect rollouts of agents with named policies.
-
-    Args:
-        policy_of: Function ``(agent, episode) -> name``, or ``None`` with a single policy.
-        places: Number of versions of each policy that shared memory holds.
-    """
-
-    prepared_by: ClassVar[str] = "parenv.worker.multi_agent_envs:MultiAgentEnvs"
-    policy_of: PolicyOf | None
-    places: int
-
-    @property
     def weights_offsets(self) -> dict[str, int]:
         """Offset of the flat weights of each policy in shared memory, in bytes."""
-        modules = map(module_of, self.policy.values())
+        modules = map(module_of, self.policies.values())
         sizes = (0 if module is None else self.places * flat_layout(module)[1] for module in modules)
-        begins = accumulate(sizes, initial=header_bytes(len(self.shares)))
-        return dict(zip(self.policy, begins, strict=False))
+        return dict(zip(self.policies, accumulate(sizes, initial=header_bytes(len(self.shares))), strict=False))

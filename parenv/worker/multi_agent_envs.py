@@ -21,7 +21,7 @@ from parenv.worker.agent_assignments import AgentAssignments
 from parenv.worker.agents_collector import AgentsCollector
 from parenv.worker.collect_task import CollectTask
 from parenv.worker.evaluation import AgentsEpisodeRunner, Evaluation, Within
-from parenv.worker.job import AgentsJob
+from parenv.worker.job import Job
 from parenv.worker.parallel_agents import ParallelAgentsCollector
 from parenv.worker.policy_set import PolicySet
 from parenv.worker.probes import probe_agents
@@ -39,7 +39,7 @@ class MultiAgentEnvs:
         context: Job of the task, and its connections to the worker.
     """
 
-    def __init__(self, context: Context[AgentsJob]) -> None:
+    def __init__(self, context: Context[Job]) -> None:
         self._context, job, sender, progress = context, context.job, context.sender, context.progress
         self._env_ids, self._fit = job.env_ids(sender.worker), Fit.of(job.options, context.output.warn)
         self._envs = self._make_envs(self._env_ids)
@@ -64,11 +64,11 @@ class MultiAgentEnvs:
 
     def lay_out(self, layout: Layout, mapping: Any) -> CollectTask:
         """Build the task from the layout of the slots and the shared memory."""
-        context, job, names = self._context, self._context.job, list(self._context.job.policy)
+        context, job, names = self._context, self._context.job, list(self._context.job.policies)
         spec = agents_spec(job.rollout_length, *self._spaces, names, layout.extras, job.gradient_bytes, job.infos)
         writers = SlotWriters(AgentWriter, spec, layout, len(self._envs), mapping)
 
-        def make_policies(job: AgentsJob) -> PolicySet:
+        def make_policies(job: Job) -> PolicySet:
             return PolicySet(job, context.load_job, spec, mapping, self._fit)
 
         policies = make_policies(job)
@@ -93,9 +93,7 @@ class MultiAgentEnvs:
     def _make_one(self) -> Any:
         return self._make_envs(self._env_ids[:1], self._envs)[0]
 
-    def _collector(
-        self, policies: PolicySet, envs: list[Any], job: AgentsJob, resets: Sequence[Any] = ()
-    ) -> AgentsCollector:
+    def _collector(self, policies: PolicySet, envs: list[Any], job: Job, resets: Sequence[Any] = ()) -> AgentsCollector:
         """Make a collector. ``job`` has the seed of ``policy_of``; ``resets`` have been done already."""
         kind = AECAgentsCollector if acts_in_turns(envs[0]) else ParallelAgentsCollector
         assignments = AgentAssignments(job, policies, self._env_ids, self._context.sender.generation)

@@ -19,7 +19,7 @@ from parenv.memory.layout import Info, RolloutSpec
 from parenv.memory.spaces import flatten, leaves
 from parenv.policy.policy import as_policy
 from parenv.worker.actor import Actor
-from parenv.worker.job import AgentsJob
+from parenv.worker.job import Job
 from parenv.worker.single_agent_collector import ScratchEnvs, private_writer
 
 MAX_STEPS = 1000
@@ -80,7 +80,7 @@ def infos_in_episode(
 
 
 def infos_of_groups(
-    job: AgentsJob, groups: Sequence[Sequence[str]], seen: Seen, make: Callable[[], Any]
+    job: Job, groups: Sequence[Sequence[str]], seen: Seen, make: Callable[[], Any]
 ) -> tuple[list[tuple[Info, ...]], Seen]:
     """Describe the named infos of each group of agents.
 
@@ -98,7 +98,7 @@ def infos_of_groups(
         ConfigurationError: No agent gets one of the infos, or an info is not numeric.
     """
     names = job.infos
-    taken = frozenset[str]().union(*(as_policy(policy).infos_taken() for policy in job.policy.values()))
+    taken = frozenset[str]().union(*(as_policy(policy).infos_taken() for policy in job.policies.values()))
 
     def found_in(seen: Seen) -> list[tuple[Info, ...]]:
         return [infos_in(names, taken, [info for agent, _, info in seen if agent in mine]) for mine in groups]

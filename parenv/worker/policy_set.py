@@ -18,7 +18,7 @@ from parenv.memory.trees import copy_with, map_trees
 from parenv.policy.assignment import PolicyTable
 from parenv.policy.snapshots import SharedWeights, WeightsReader
 from parenv.worker.actor import NO_INFOS, Actor
-from parenv.worker.job import AgentsJob
+from parenv.worker.job import Job
 from parenv.worker.writing import GroupWriter
 
 
@@ -40,11 +40,11 @@ class PolicySet:
         settings: Published settings of each policy.
     """
 
-    def __init__(self, job: AgentsJob, load_job: Callable[[], Any], spec: SlotSpec, mapping: Any, fit: Fit) -> None:
+    def __init__(self, job: Job, load_job: Callable[[], Any], spec: SlotSpec, mapping: Any, fit: Fit) -> None:
         self._job, self._load_job, self.spec, self._mapping, self.fit = job, load_job, spec, mapping, fit
         self.table: PolicyTable = {}
         self.settings: Mapping[str, Mapping[str, Any]] = {}
-        self.actors = {name: self._actor(name, job.policy[name], WeightsReader) for name in spec.found}
+        self.actors = {name: self._actor(name, job.policies[name], WeightsReader) for name in spec.found}
         self._loaded: dict[str, int] = {}
 
     @property
@@ -60,7 +60,7 @@ class PolicySet:
             self._loaded.pop(name, None)  # An actor whose last load failed is not in it.
         for name, row in table.items():
             if name not in self.actors:
-                self.actors[name] = self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
+                self.actors[name] = self._actor(row.of, self._load_job().policies[row.of], SharedWeights)
             if self._loaded.get(name) != row.number:
                 self._loaded.pop(name, None)  # The actor has neither version if the load fails.
                 self.actors[name].load(row.place, row.snapshot)

@@ -23,7 +23,7 @@ from parenv.memory.layout import Extra, Info, RolloutSpec, infos_as_data, leaves
 from parenv.memory.spaces import Leaf, is_single, leaves
 from parenv.policy.assignment import EpisodeStart, PolicyRow, drawn
 from parenv.worker.actor import NO_INFOS, Actor, carry_of, check_actions, extras_of
-from parenv.worker.job import AgentsJob
+from parenv.worker.job import Job
 from parenv.worker.named_infos import Seen, infos_of_groups
 from parenv.worker.single_agent_collector import private_writer
 
@@ -122,7 +122,7 @@ def extras_as_data(extras: Sequence[Extra]) -> list[Any]:
 
 
 def probe_agents(
-    job: AgentsJob, envs: Sequence[Any], resets: Sequence[Any], spaces_of: Any, fit: Fit, make: Callable[[], Any]
+    job: Job, envs: Sequence[Any], resets: Sequence[Any], spaces_of: Any, fit: Fit, make: Callable[[], Any]
 ) -> dict[str, Any]:
     """Find the contents of rollouts, as plain data for :func:`~parenv.memory.agent_layout.agents_spec`.
 
@@ -146,7 +146,7 @@ def probe_agents(
     state, in_turns = state_space(envs[0]), acts_in_turns(envs[0])
     state_leaves = () if state is None or in_turns or not is_single(leaves(state)) else leaves(state)
     found = {}
-    for name, policy in job.policy.items():
+    for name, policy in job.policies.items():
         where = [group_of[name]] if name in group_of else range(len(groups))
         candidates = [(i, groups[i], infos[i], samples[i]) for i in where]
         found[name] = _probe_policy(job, name, policy, candidates, spaces_of, fit)
@@ -154,9 +154,7 @@ def probe_agents(
     return {**about, "found": found}
 
 
-def _probe_policy(
-    job: AgentsJob, name: str, policy: Any, candidates: Sequence[Any], spaces_of: Any, fit: Fit
-) -> list[Any]:
+def _probe_policy(job: Job, name: str, policy: Any, candidates: Sequence[Any], spaces_of: Any, fit: Fit) -> list[Any]:
     """Return group, extras and carry of a policy. The group is the first one that the policy can act for."""
     refusals: list[ConfigurationError] = []
     for index, agents, named, (rows, seen) in candidates:
@@ -191,13 +189,13 @@ def _as_agent_rollout(agent: str, rollout: Rollout) -> AgentRollout:
     return AgentRollout(**values, **more, alive=np.ones((T, rows), bool), agents=[agent] * rows)
 
 
-def _groups_drawn(job: AgentsJob, groups: Sequence[tuple[str, ...]]) -> Mapping[str, int]:
+def _groups_drawn(job: Job, groups: Sequence[tuple[str, ...]]) -> Mapping[str, int]:
     """Return the group of each policy that acts in the first episodes.
 
     Raises:
         ConfigurationError: The agents of a policy have different spaces.
     """
-    table = {name: PolicyRow(i, name, 0, 0, b"", job.settings.get(name, {})) for i, name in enumerate(job.policy)}
+    table = {name: PolicyRow(i, name, 0, 0, b"", job.settings.get(name, {})) for i, name in enumerate(job.policies)}
     settings = {name: row.settings for name, row in table.items()}
     agents: dict[str, tuple[int, str]] = {}
     for env_id in range(job.first_env_id, job.first_env_id + sum(job.shares)):

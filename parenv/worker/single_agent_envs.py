@@ -25,6 +25,7 @@ from parenv.memory.layout import (
     leaves_as_data,
 )
 from parenv.memory.spaces import describe, leaves
+from parenv.policy.assignment import UNNAMED
 from parenv.policy.policy import as_policy, infos_needed
 from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.messages import Layout, Ready
@@ -106,7 +107,7 @@ class SingleAgentEnvs:
         spec = replace(self._spec, extras=extras, carry=carry, infos=infos, gradient_bytes=job.gradient_bytes)
         spec = replace(spec, on_device=bool(layout.device))
         writers = SlotWriters(RolloutWriter, SlotSpec((spec,)), layout, stepper.num_envs, mapping)
-        read = partial(WeightsReader, memory=mapping, offset=job.weights_offset, device=job.device)
+        read = partial(WeightsReader, memory=mapping, offset=job.weights_offsets[UNNAMED], device=job.device)
 
         def make_actor(job: Job) -> Actor:
             return Actor(job.policy, spec.observations, spec.actions, job.device, read, self._fit)
@@ -155,7 +156,7 @@ class SingleAgentEnvs:
         """Return the contents of a rollout, found with a copy of the job that is used for nothing else."""
         spec, stepper, rows, batch = self._spec, self._stepper, self._rows, self._stepper.num_envs
         actor = Actor(job.policy, spec.observations, spec.actions, job.device, fit=self._fit)
-        actor.settle(job.settings)
+        actor.settle(job.settings.get(UNNAMED, {}))
         spec = replace(spec, infos=infos_in(job.infos, actor.infos_taken, self._infos))
         seen = first_seen(spec.infos, self._infos)
         if absent := infos_needed(as_policy(job.policy)) - seen.keys():
