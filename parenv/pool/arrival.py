@@ -100,15 +100,14 @@ def _arrival(
         policy_lag=policy_lag,
         extras=[extra.name for extra in spec.extras],
     )
-    reports: list[Any] = [
-        said.report or (_env_steps(rollout, mine.first - columns[0].first, mine.stop - columns[0].first), {}, None)
-        for mine, said in zip(columns, commits, strict=True)
-    ]
     if spec.rollout_length == WHOLE_EPISODES:
-        episodes = [EpisodeStatistics.of(*ended) for _, _, ended in reports]
+        episodes = [EpisodeStatistics.of(*said.report[2]) for said in commits]
         rollout = replace(rollout, episodes=EpisodeStatistics.joined(episodes))
-    samples, metrics, _ = zip(*reports, strict=True)
-    return _arrived(rollout, block, arrays[0], commits, samples, metrics)
+    first, samples = columns[0].first, [said.report[0] for said in commits]
+    for i, mine in enumerate(columns):
+        if samples[i] is None:
+            samples[i] = _env_steps(rollout, mine.first - first, mine.stop - first)
+    return _arrived(rollout, block, arrays[0], commits, samples)
 
 
 def _arrival_by_policy(
@@ -121,7 +120,7 @@ def _arrival_by_policy(
     policy_lag: int,
 ) -> Arrival:
     for worker, said in zip(block.workers, commits, strict=True):
-        versions.heard(worker, *said.report[1:3])
+        versions.heard(worker, *said.report[3:])
     played = versions.played(dict(enumerate(arrays[0]["versions", 0][0].tolist())))
     samples = [said.report[0] for said in commits]
     rollouts = assemble_agents(
@@ -134,17 +133,10 @@ def _arrival_by_policy(
         policy_version=policy_version,
         num_steps=sum(samples),
     )
-    return _arrived(rollouts, block, arrays[0], commits, samples, [said.report[3] for said in commits])
+    return _arrived(rollouts, block, arrays[0], commits, samples)
 
 
-def _arrived(
-    rollout: Any,
-    block: Block,
-    arrays: Arrays,
-    commits: Sequence[Commit],
-    samples: Sequence[int],
-    metrics: Sequence[dict[str, float]],
-) -> Arrival:
+def _arrived(rollout: Any, block: Block, arrays: Arrays, commits: Sequence[Commit], samples: Sequence[int]) -> Arrival:
     stamps = arrays["commits", 0].copy()
     return Arrival(
         rollout,
@@ -153,7 +145,7 @@ def _arrived(
         samples=samples,
         gradients=arrays.get(("gradients", 0)),
         norms=stamps["gradient_norm"].tolist(),
-        metrics=metrics,
+        metrics=[said.report[1] for said in commits],
         commits=stamps,
         replaced=[said.replaced for said in commits],
     )

@@ -12,7 +12,7 @@ from parenv.protocol.data import Buffer, pack, unpack
 from parenv.protocol.forms import LARGEST_INTEGER, LEAST_INTEGER, Form, fit
 from parenv.protocol.messages import KINDS, Failure, Reply, SideData
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 T = TypeVar("T")
 _MAGIC = b"PENV"
 _ENCODED = "_encoded"

@@ -171,8 +171,9 @@ class Commit:
     Args:
         sequence: Number of the credit.
         objects: Values of spaces without a fixed size, which are not in the slot.
-        report: With gradients: number of samples, metrics, and for whole episodes their returns, lengths, seconds and
-            env_ids. If policies have names: env steps, number of the table, indices of policies in use, and metrics.
+        report: ``[env steps, metrics, episodes, table, in use]``. Env steps: ``None`` if the slot has them all.
+            Metrics of the loss by name. Episodes: returns, lengths, seconds and env_ids of whole episodes, else
+            ``None``. If policies have names: number of the table, and indices of policies in use; else 0 and nothing.
         replaced: ``[env_id, doing, exception as text]`` of each sub-environment that was replaced.
     """
 

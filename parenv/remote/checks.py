@@ -163,16 +163,15 @@ def _objects(spec: SlotSpec, share: int, num_ends: int) -> Form:
 
 
 def _report(spec: SlotSpec, share: int) -> Form:
-    if spec.is_named:  # Env steps, version, indices of policies in use.
-        return (between(0, spec.groups[0].rollout_length * share), COUNT, [int], METRICS)
-    if not spec.groups[0].gradient_bytes:
-        return NoneType
-    # The number of samples is the weight of this gradient in the mean over all workers.
-    if spec.rollout_length == WHOLE_EPISODES:
-        lengths = between(0, MAX_STEPS_OF_AN_EPISODE)
-        episodes = columns(number, lengths, number, COUNT, most=share)
-        return (between(1, MAX_STEPS_OF_AN_EPISODE * share), METRICS, episodes)
-    return (between(1, spec.rollout_length * share), METRICS, NoneType)
+    """Return the form of ``Commit.report``. The number of samples is the weight of a gradient in the mean of all."""
+    whole, learns = spec.rollout_length == WHOLE_EPISODES, bool(spec.groups[0].gradient_bytes)
+    most = share * (MAX_STEPS_OF_AN_EPISODE if whole else spec.groups[0].rollout_length)
+    count = between(int(not spec.is_named), most) if spec.is_named or learns else NoneType
+    metrics = METRICS if spec.is_named or learns else {}
+    lengths = between(0, MAX_STEPS_OF_AN_EPISODE)
+    episodes = columns(number, lengths, number, COUNT, most=share) if whole else NoneType
+    table, in_use = (COUNT, [int]) if spec.is_named else (between(0, 0), sized(list, 0, 0))
+    return count, metrics, episodes, table, in_use
 
 
 def checked_reply(method: str, asked: int, value: Any, named: bool = False) -> Any:

@@ -126,9 +126,9 @@ class AgentsCollector:
         return writer.groups[0]
 
     def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: PolicySet | None) -> list[Any]:
-        """Return env steps, the number of the table of versions, indices of policies in use, and metrics."""
+        """Return the report with the env steps, the number of the table of versions, and the policies in use."""
         in_use = self.assignments.indices_in_use | (evaluating.indices if evaluating is not None else set())
-        return [self.env_steps, credit.weights_slot, sorted(in_use), learned.metrics]
+        return [self.env_steps, learned.metrics, None, credit.weights_slot, sorted(in_use)]
 
     def postprocess(self, function: Callable[[Any, Any], Any], writer: AgentWriter, policy_version: int) -> None:
         """Call ``postprocess`` of the user once per policy, and write the extras that it returns."""

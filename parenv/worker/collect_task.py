@@ -43,8 +43,8 @@ class Collector(Protocol[W_contra]):
     def commit_writer(self, writer: W_contra) -> RolloutWriter:
         """Return the writer of the commit record and the gradient."""
 
-    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Any:
-        """Return the ``report`` of the commit.
+    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> list[Any]:
+        """Return the ``report`` of the :class:`~parenv.protocol.messages.Commit`.
 
         ``rollout`` is ``None`` if no gradient was computed. ``evaluating`` are the policies of an evaluation beside the
         training, or ``None``.

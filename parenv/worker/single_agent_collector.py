@@ -252,9 +252,9 @@ class SingleAgentCollector:
         """Return the writer of the commit record and the gradient."""
         return writer
 
-    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Any:
-        """Return the number of env steps and the metrics of ``loss_fn``, or ``None`` without a gradient."""
-        return None if rollout is None else [rollout.num_steps, learned.metrics, None]
+    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> list[Any]:
+        """Return the report with the metrics of ``loss_fn``, and the number of env steps that it has learned from."""
+        return [None if rollout is None else rollout.num_steps, learned.metrics, None, 0, []]
 
     def postprocess(self, function: Callable[[Any, Any], Any], writer: RolloutWriter, policy_version: int) -> None:
         """Call ``postprocess`` of the user, and write the extras that it returns."""

@@ -86,9 +86,9 @@ class EpisodeCollector(SingleAgentCollector):
         assert episodes is not None
         return replace(episodes, policy_version=policy_version)
 
-    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Any:
-        """Return the number of env steps, the metrics of ``loss_fn``, and the episodes."""
-        return [rollout.num_steps, learned.metrics, rollout.episodes.columns()]
+    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> list[Any]:
+        """Return the report with the number of env steps, the metrics of ``loss_fn``, and the episodes."""
+        return [rollout.num_steps, learned.metrics, rollout.episodes.columns(), 0, []]
 
 
 def _all_of(missing: set[int]) -> Callable[[Any], bool]:

@@ -51,7 +51,7 @@ WORKER = Sender(1, 0)
 READY = Ready([describe(OBSERVED), describe(ACTED)], 1, [], [])
 BY_NAME = {"observation_space": OBSERVED, "action_space": ACTED}
 STEP_READY = StepReady({name: [[describe(of)], [0] * SHARE] for name, of in BY_NAME.items()}, SHARE, {}, None, {})
-COMMIT = Commit(0, {}, None, [])
+COMMIT = Commit(0, {}, [None, {}, None, 0, []], [])
 FAILURE = Failure(-1, 0, -1, "step", ["builtins", "ValueError"], "an error", "")
 
 
@@ -311,8 +311,11 @@ READIES: dict[str, tuple[dict[str, Any], str]] = {
     "too many sub-environments": ({"num_envs": 1 << 40}, "Ready.num_envs must be from 1 to 1,048,576"),
 }
 COMMITS: dict[str, tuple[dict[str, Any], str]] = {
-    "report": ({"report": 5}, "Commit.report must be NoneType, got int"),
-    "report that nobody asked for": ({"report": [8, {}, None]}, "Commit.report must be NoneType, got list"),
+    "report": ({"report": 5}, "Commit.report must be list, got int"),
+    "report that nobody asked for": (
+        {"report": [8, {}, None, 0, []]},
+        "Commit.report must be NoneType, got int",
+    ),
     "replaced: a number": ({"replaced": 3}, "Commit.replaced must be list, got int"),
     "replaced: numbers": ({"replaced": [[1, 2, 3]]}, "Commit.replaced must be str, got int"),
     "objects: a number": ({"objects": 1}, "Commit.objects must be dict, got int"),

@@ -41,12 +41,12 @@ FAILURE = Failure(0, 0, 0, "step", ["builtins", "ValueError"], "no", "", {"code"
 COMMIT = Commit(
     0,
     {("observations", 0): [["a", "b"]] * 3, ("actions", 0): [["a", "b"]] * 2, ("finals", 0): ["z"]},
-    None,
+    [None, {}, None, 0, []],
     [[1, "step", "ValueError: no"]],
 )
 GRADIENT = SlotSpec((RolloutSpec(2, leaves(BOX), leaves(DISCRETE), gradient_bytes=64),))
 EPISODES = SlotSpec((replace(GRADIENT.groups[0], rollout_length=WHOLE_EPISODES),))
-REPORT = Commit(0, {}, [4, {"loss": 0.5}, None], [])
+REPORT = Commit(0, {}, [4, {"loss": 0.5}, None, 0, []], [])
 COLUMNS = [[1.0, 2.0], [10, 20], [0.1, 0.2], [0, 1]]
 
 TURN: dict[str, Any] = {
@@ -66,7 +66,7 @@ ABOUT = {"state": [[[], [4], "<f4"]], "turns": False, "infos": [[], []], "found"
 AGENTS = Ready([describe(OBSERVED), describe(ACTED)], 2, ABOUT, [])
 POLICIES = ("clever", "shy")
 AGENTS_SPEC = agents_spec(4, OBSERVED, ACTED, POLICIES, ABOUT)
-AGENTS_COMMIT = Commit(0, {}, [8, 1, [0, 1], {"loss": 0.5}], [])
+AGENTS_COMMIT = Commit(0, {}, [8, {"loss": 0.5}, None, 1, [0, 1]], [])
 EVALUATED = (*COLUMNS, {"shy": [*COLUMNS, ["hen", "hen"], [3, 4]]})
 
 
@@ -198,7 +198,7 @@ def test_what_honest_workers_say_is_let_through() -> None:
         assert said(message) == message
     commit(COMMIT, SPEC, 1)
     commit(REPORT, GRADIENT)
-    commit(replace(REPORT, report=[30, {}, COLUMNS]), EPISODES)
+    commit(replace(REPORT, report=[30, {}, COLUMNS, 0, []]), EPISODES)
     commit(AGENTS_COMMIT, AGENTS_SPEC)
 
 
@@ -270,31 +270,35 @@ def test_objects_of_a_rollout_have_its_shape(objects: dict[Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("spec", "report"),
     [
-        (SPEC, [4, {}, None]),
+        (SPEC, [4, {}, None, 0, []]),
         (GRADIENT, None),
+        (GRADIENT, [None, {}, None, 0, []]),
+        (SPEC, [None, {"loss": 0.5}, None, 0, []]),
+        (GRADIENT, [4, {}, None, 1, []]),
+        (GRADIENT, [4, {}, None, 0, [1]]),
         (GRADIENT, [4, {}]),
-        (GRADIENT, [-4, {}, None]),
-        (GRADIENT, ["4", {}, None]),
-        (GRADIENT, [4, [], None]),
-        (GRADIENT, [4, {"loss": "low"}, None]),
-        (GRADIENT, [4, {"loss": np.zeros(3)}, None]),
-        (GRADIENT, [4, {1: 0.5}, None]),
-        (GRADIENT, [1 << 70, {}, None]),
-        (GRADIENT, [0, {}, None]),
-        (GRADIENT, [5, {}, None]),
-        (GRADIENT, [4, {}, COLUMNS]),
-        (EPISODES, [0, {}, COLUMNS]),
-        (EPISODES, [5_000_000, {}, COLUMNS]),
-        (EPISODES, [30, {}, [column * 2 for column in COLUMNS]]),
-        (EPISODES, [30, {}, [COLUMNS[0], [10, 1 << 40], *COLUMNS[2:]]]),
-        (GRADIENT, [4, {"loss": 1 << 2000}, None]),
-        (EPISODES, [4, {}, [COLUMNS[0], [1 << 70, 2], *COLUMNS[2:]]]),
-        (EPISODES, [4, {}, [[1 << 2000, 2.0], *COLUMNS[1:]]]),
-        (EPISODES, [4, {}, None]),
-        (EPISODES, [4, {}, COLUMNS[:3]]),
-        (EPISODES, [4, {}, [[1.0], *COLUMNS[1:]]]),
-        (EPISODES, [4, {}, [["a", "b"], *COLUMNS[1:]]]),
-        (EPISODES, [4, {}, [*COLUMNS[:3], [0.5, 0.5]]]),
+        (GRADIENT, [-4, {}, None, 0, []]),
+        (GRADIENT, ["4", {}, None, 0, []]),
+        (GRADIENT, [4, [], None, 0, []]),
+        (GRADIENT, [4, {"loss": "low"}, None, 0, []]),
+        (GRADIENT, [4, {"loss": np.zeros(3)}, None, 0, []]),
+        (GRADIENT, [4, {1: 0.5}, None, 0, []]),
+        (GRADIENT, [1 << 70, {}, None, 0, []]),
+        (GRADIENT, [0, {}, None, 0, []]),
+        (GRADIENT, [5, {}, None, 0, []]),
+        (GRADIENT, [4, {}, COLUMNS, 0, []]),
+        (EPISODES, [0, {}, COLUMNS, 0, []]),
+        (EPISODES, [5_000_000, {}, COLUMNS, 0, []]),
+        (EPISODES, [30, {}, [column * 2 for column in COLUMNS], 0, []]),
+        (EPISODES, [30, {}, [COLUMNS[0], [10, 1 << 40], *COLUMNS[2:]], 0, []]),
+        (GRADIENT, [4, {"loss": 1 << 2000}, None, 0, []]),
+        (EPISODES, [4, {}, [COLUMNS[0], [1 << 70, 2], *COLUMNS[2:]], 0, []]),
+        (EPISODES, [4, {}, [[1 << 2000, 2.0], *COLUMNS[1:]], 0, []]),
+        (EPISODES, [4, {}, None, 0, []]),
+        (EPISODES, [4, {}, COLUMNS[:3], 0, []]),
+        (EPISODES, [4, {}, [[1.0], *COLUMNS[1:]], 0, []]),
+        (EPISODES, [4, {}, [["a", "b"], *COLUMNS[1:]], 0, []]),
+        (EPISODES, [4, {}, [*COLUMNS[:3], [0.5, 0.5]], 0, []]),
     ],
     ids=lambda value: "" if isinstance(value, SlotSpec) else str(value)[:60],
 )
@@ -335,10 +339,12 @@ def test_a_worker_that_does_not_say_its_agents_is_refused(changed: dict[str, Any
         {"replaced": [[0, "step"]]},
         {"replaced": [["0", "step", "no"]]},
         {"report": None},
-        {"report": [9, 1, [0], {}]},
-        {"report": [8, "1", [0], {}]},
-        {"report": [8, 1, ["shy"], {}]},
-        {"report": [8, 1, [0], {"loss": "0.5"}]},
+        {"report": [9, {}, None, 1, [0]]},
+        {"report": [8, {}, None, "1", [0]]},
+        {"report": [8, {}, None, 1, ["shy"]]},
+        {"report": [8, {"loss": "0.5"}, None, 1, [0]]},
+        {"report": [None, {}, None, 1, [0]]},
+        {"report": [8, {}, COLUMNS, 1, [0]]},
     ],
     ids=str,
 )

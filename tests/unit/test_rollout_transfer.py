@@ -69,7 +69,7 @@ def deliver(
     transfer.expect(Credit(sequence, slot, 0, 0, b""))
     transfer.write(Chunks(sequence, parts))
     objects = {("observations", 1): [[0] * share] * (T + 1), ("finals", 1): [0] * ends}
-    transfer.finish(Commit(sequence, objects, [1, {}, None] if has_gradient else None, []))
+    transfer.finish(Commit(sequence, objects, [1 if has_gradient else None, {}, None, 0, []], []))
 
 
 REASONS = {
