@@ -49,11 +49,6 @@ def kl_from(rollout: Rollout, given: Any, first: Any) -> float:
     ``r`` is the probability of an action now over its probability when it was drawn. The estimate has no bias and is
     never below 0 (Schulman, "Approximating KL divergence", 2020, k3).
 
-    Args:
-        rollout: Rollout with the extra ``log_prob``.
-        given: Policy or module to publish.
-        first: Policy that the pool was made with.
-
     Raises:
         ConfigurationError: The policy has no ``log_prob``.
     """

@@ -34,10 +34,6 @@ class Accumulator:
     def add(self, arrival: Arrival, version: int) -> Gradient | None:
         """Add an arrival.
 
-        Args:
-            arrival: Arrival with gradients.
-            version: Newest version.
-
         Returns:
             Gradient, if there are enough samples or arrivals now, or ``None``.
 

@@ -129,13 +129,6 @@ def lay_out(
 ) -> tuple[Spaces, Room]:
     """Reserve memory for rollouts.
 
-    Args:
-        plan: Plan of the pool.
-        workers: Its workers.
-        arena: Its memory.
-        versions: Versions of its policies.
-        ready: Description of its sub-environments by each worker.
-
     Returns:
         Spaces of a sub-environment, and the slots.
 

@@ -285,13 +285,7 @@ def check_settings(settings: Any) -> None:
 
 
 def settings_of_publish(settings: Any, keywords: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
-    """Return the settings of a publish, and warn of keywords that are probably misspelt options.
-
-    Args:
-        settings: Argument of that name.
-        keywords: Other keyword arguments.
-        known: Names of settings that exist already.
-    """
+    """Return the settings of a publish, and warn of keywords that are probably misspelt options."""
     for name in [name for name in keywords if name not in known]:
         like = [option for option in _OPTIONS_OF_PUBLISH if {*option.split("_")} <= {*name.split("_")}]
         if like := like or get_close_matches(name, _OPTIONS_OF_PUBLISH, cutoff=0.75):

@@ -45,12 +45,7 @@ class Synchronization:
         return self._intact and not version.snapshot
 
     def load(self, version: Version, listen: Callable[[], object]) -> None:
-        """Have all workers load a version.
-
-        Args:
-            version: Version to load.
-            listen: Function that waits until something happens.
-        """
+        """Have all workers load a version."""
         self._intact = False
         number = self._requests.ask(version.number, version.place)
         if number > 1:

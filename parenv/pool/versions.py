@@ -224,10 +224,6 @@ class Versions:
     def resume(self, number: int, state: Mapping[str, Any]) -> None:
         """Continue from the policies that the pool was made with, as version ``number``.
 
-        Args:
-            number: Number of the version.
-            state: Return value of :meth:`state`.
-
         Raises:
             ConfigurationError: The state is from a pool with other policies, or has too many frozen versions.
         """

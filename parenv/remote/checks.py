@@ -131,12 +131,6 @@ def _check_agents(ready: Ready, observed: Any, acted: Any, policies: Sequence[st
 def check_commit(commit: Commit, spec: SlotSpec, share: int, num_ends: int) -> None:
     """Check the part of a rollout that is not in its slot.
 
-    Args:
-        commit: Message of the worker.
-        spec: Contents of a rollout.
-        share: Number of sub-environments of the worker.
-        num_ends: Number of episodes that end in the rollout.
-
     Raises:
         ProtocolError: The message does not fit such a rollout.
     """

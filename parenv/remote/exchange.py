@@ -104,11 +104,6 @@ class Exchange:
     def take(self, head: Any, sender: Sender, message: Any) -> Any:
         """Check a message of a worker, and write its data to the driver's memory.
 
-        Args:
-            head: Memory of the driver.
-            sender: Worker on the host that has sent the message.
-            message: Message of any kind.
-
         Returns:
             Message for the supervisor, or ``None``.
 

@@ -121,12 +121,7 @@ class HostSession:
         self.reason = ""
 
     def run(self, deadline: float, tell: Callable[[str], None]) -> Outcome:
-        """Join the driver and serve it.
-
-        Args:
-            deadline: Monotonic time until which to look for the driver.
-            tell: Function that receives reports as text.
-        """
+        """Join the driver and serve it."""
         self._say(wire.Join(wire.own_versions(), platform.node(), os.getpid(), self._num_workers))
         joined = False
         while self._outcome is None:

@@ -364,11 +364,6 @@ def remote_placement(
 ) -> HostsPlacement:
     """Listen for hosts, and start those of Ray.
 
-    Args:
-        placing: The user's placement.
-        weights: Weights of the policy, or ``None``.
-        options: The user's options for workers.
-
     Raises:
         ConfigurationError: A key cannot be read, the address is not available, or Ray refuses the resources.
     """

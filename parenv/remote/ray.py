@@ -110,10 +110,6 @@ class RayHosts:
     def start(self, address: str, keys: HostKeys) -> None:
         """Start the hosts. Returns at once.
 
-        Args:
-            address: Address of the driver.
-            keys: Keys of every host.
-
         Raises:
             ConfigurationError: Ray refuses the resources.
         """
@@ -222,11 +218,6 @@ class RayHosts:
 
 def obstacle(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
     """Describe why resources cannot be placed on a node.
-
-    Args:
-        need: Required resources.
-        nodes: Resources of each node, in use or not.
-        free: Free resources of the cluster.
 
     >>> obstacle({"CPU": 8.0}, [{"CPU": 4.0}, {"CPU": 2.0}], {"CPU": 6.0})
     'each needs CPU: 8, and no node has more than CPU: 4'

@@ -263,11 +263,6 @@ class StepBuffers:
     def take(self, head: Any, worker: int, answers: Answers) -> None:
         """Write answers to the driver's step buffer, as a worker on this machine would.
 
-        Args:
-            head: Memory of the driver, with the status slot of the worker.
-            worker: Index of the worker.
-            answers: Message of the host.
-
         Raises:
             ProtocolError: The answers do not fit the requests to this worker. Nothing was written.
         """

@@ -43,10 +43,6 @@ class Differentiator:
     def run(self, rollout: Rollout | RolloutsByPolicy, row: Any) -> Differentiated:
         """Compute the loss and its gradient.
 
-        Args:
-            rollout: Rollout of tensors on the policy's device.
-            row: Memory for the flat gradient, uint8.
-
         Raises:
             GradientError: The loss has no gradient.
         """

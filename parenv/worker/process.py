@@ -96,16 +96,7 @@ def serve_steps(arguments: dict[str, Any], *descriptors: int) -> int:
 def _opened(
     arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int, stacks_fd: int, *wake_up_fds: int
 ) -> Iterator[tuple[Worker, WorkerSocket, list[WakeUp]]]:
-    """Make the worker, its socket and its wake-ups; close worker and socket afterwards.
-
-    Args:
-        arguments: Worker, generation and process id of the driver.
-        socket_fd: Listening socket that the driver made for this worker.
-        memory_fd: Shared memory.
-        job_fd: Pickled job.
-        stacks_fd: Pipe for stacks.
-        *wake_up_fds: Wake-ups.
-    """
+    """Make the worker, its socket and its wake-ups; close worker and socket afterwards."""
     # This must come first: without a handler, the signal that asks for a stack kills the process. If native code
     # crashes, stacks go to stderr.
     faulthandler.enable()

@@ -34,8 +34,7 @@ from parenv.worker.collect_task import CollectTask
 from parenv.worker.evaluation import MAX_STEPS, EnvsEpisodeRunner, Evaluation, Within
 from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
-from parenv.worker.named_infos import infos_in, infos_in_episode, not_in_resets
-from parenv.worker.probes import extras_as_data, probe, probe_postprocess
+from parenv.worker.probes import extras_as_data, infos_in, infos_in_episode, not_in_resets, probe, probe_postprocess
 from parenv.worker.replacements import Replacements, ReplacingCollector
 from parenv.worker.single_agent_collector import ScratchEnvs, SingleAgentCollector, reset
 from parenv.worker.task import Context

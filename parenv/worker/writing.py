@@ -229,10 +229,6 @@ class OpenEpisodes:
 
         The open episodes are kept for the next rollout. The record of a wrapper has priority over the sum of rewards,
         since another wrapper may have changed these.
-
-        Args:
-            rewards: Rewards of the rollout, ``[T, B]``.
-            ends: Episode ends in it.
         """
         T, B = rewards.shape
         if not ends:  # As in most rollouts of long episodes.

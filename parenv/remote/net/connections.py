@@ -115,11 +115,7 @@ def objections(live: Mapping[int, Connection], limits: Limits) -> dict[int, str]
     """Return the connections that must be closed, with a reason of :data:`parenv.remote.net.admission.REASONS`.
 
     If there are too many hosts, the oldest without a message go first. If there are too many unread bytes, the
-    connections with most of them go first.
-
-    Args:
-        live: Open connections by descriptor, oldest first.
-        limits: Limits on them.
+    connections with most of them go first. ``live`` has the connections by descriptor, the oldest one first.
     """
     staying = {fd: one for fd, one in live.items() if not one.turned_away}
     hosts = sorted((fd for fd, one in staying.items() if one.let_in), key=lambda fd: staying[fd].host is not None)
