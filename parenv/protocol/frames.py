@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer, pack, unpack
 from parenv.protocol.forms import LARGEST_INTEGER, LEAST_INTEGER, Form, fit
-from parenv.protocol.messages import KINDS, Failure, Reply, SideData
+from parenv.protocol.messages import KINDS, Commit, Failure, Reply, SideData
 
 PROTOCOL_VERSION = 5
 T = TypeVar("T")
@@ -76,9 +77,17 @@ def from_frames(frames: Sequence[Buffer], of_host: bool = False) -> tuple[Sender
         raise ProtocolError(f"the other side speaks protocol version {version}, this one {PROTOCOL_VERSION}")
     if index >= len(_kinds):
         raise ProtocolError(f"unknown kind of message: {index}")
-    kind = _kinds[index]
-    values = unpack(memoryview(frames[0])[_HEADER.size :], frames[1:], writable=kind in _FOR_USERS)
+    kind, text = _kinds[index], frames[0][_HEADER.size :]
+    if kind is Commit and len(frames) == 1 and not of_host:
+        return Sender(worker, generation), _commit(bytes(text))
+    values = unpack(text, frames[1:], writable=kind in _FOR_USERS)
     return Sender(worker, generation), build(kind, values, of_host)
+
+
+@lru_cache(maxsize=2)
+def _commit(text: bytes) -> Commit:
+    """Decode a commit without buffers. The commits of a round of a synchronous pool are mostly equal."""
+    return build(Commit, unpack(text, ()))
 
 
 def build(kind: type[T], values: Any, of_host: bool = False) -> T:

@@ -6,6 +6,7 @@ connection itself: if no descriptor is left, ZeroMQ aborts a process that accept
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import select
@@ -113,9 +114,12 @@ class DriverSocket:
         while self._is_receiving and self._socket.getsockopt(zmq.RCVMORE):
             self._socket.recv()
         self._is_receiving = True
-        frames = _next_message(self._socket)
+        frames = None
+        # The messages of many workers arrive at once. Asking before each whether there is one takes as long as reading.
+        with contextlib.suppress(zmq.Again):
+            frames = self._socket.recv_multipart(_NOBLOCK)[1:]
         self._is_receiving = False
-        return frames and frames[1:]
+        return frames
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
         """Poll the ROUTER socket, see :class:`~parenv.transport.waiting.Source`."""
@@ -156,10 +160,18 @@ class WorkerSocket:
 
     def receive(self, block: bool) -> list[bytes] | None:
         """Return the next message, or ``None`` if ``block`` is false and no message has come."""
-        while (frames := self._socket.recv_multipart() if block else _next_message(self._socket)) is not None:
+        while (frames := self._socket.recv_multipart() if block else self._next()) is not None:
             if frames[-1]:
                 return [frames.pop(), *frames]
         return None
+
+    def _next(self) -> list[bytes] | None:
+        """Return the next frames, or ``None``. Reading the events first is cheaper than catching an exception."""
+        try:
+            is_there = int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN
+            return self._socket.recv_multipart(_NOBLOCK) if is_there else None
+        except zmq.Again:
+            return None
 
     def wait(self, descriptor: int) -> None:
         """Wait until a message may have come or a descriptor is readable; :meth:`receive` must have had none before."""
@@ -188,11 +200,3 @@ def terminate(context: zmq.Context[Any]) -> None:
     thread.join(TERM_S)
     if thread.is_alive():
         _log.warning("ZeroMQ does not end within %g s; it is left behind", TERM_S)
-
-
-def _next_message(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    """Return the next message. Reading the events first is cheaper than catching an exception at every rollout."""
-    try:
-        return socket.recv_multipart(zmq.NOBLOCK) if int(socket.getsockopt(zmq.EVENTS)) & _POLLIN else None
-    except zmq.Again:
-        return None
