@@ -1,10 +1,10 @@
 """A2C on CartPole-v1 with parallel workers that compute the gradients.
 
-Synchronous advantage actor-critic, the variant of A3C (Mnih et al., 2016, arXiv:1602.01783)
-without its delays: every worker acts for a few steps in its CartPole copies and runs `loss_fn`
-backward on them, by the same version of the agent; the driver takes the mean of these
-gradients, makes one step with it and publishes the agent, and so on until the mean return of
-the last 100 episodes reaches `--stop-return`.
+Synchronous advantage actor-critic is A3C (Mnih et al., 2016, arXiv:1602.01783) without delays.
+All workers use the same version of the agent. Each acts for a few steps in its CartPole copies
+and computes the gradients of `loss_fn`. The main process takes one optimizer step with their
+mean and publishes the agent. Training ends when the mean return of the last 100 episodes
+reaches `--stop-return`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """A3C on CartPole-v1 with parallel workers, which compute the gradients or only collect.
 
-Asynchronous advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783): every worker acts for
-a few steps in its CartPole copies and runs `loss_fn` backward on them; the driver makes a step
-with each gradient as it comes, publishes the agent, and the worker goes on with that version,
-while all the others are still busy with older ones. The mean return of the last 100 episodes
-ends the training when it reaches `--stop-return`.
+Asynchronous advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783). Each worker acts for
+a few steps in its CartPole copies and computes the gradients of `loss_fn`. The main process
+takes an optimizer step with each gradient when it arrives, and publishes the agent. That worker
+continues with the new version while the others still use older ones. Training ends when the
+mean return of the last 100 episodes reaches `--stop-return`.
 
-With `--data-parallel` the workers send what they have seen, and the driver runs the same
-`loss_fn` backward. Then it is the newest version that is differentiated, on what an older one
-did; in the default design the version that acted is differentiated, and the newest one moved.
+With `--data-parallel` the workers send rollouts, and the main process computes the gradients.
+They are then gradients of the newest version, on actions of an older one. By default they are
+gradients of the version that acted, and move the newest one.
 """
 
 from __future__ import annotations

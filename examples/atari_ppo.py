@@ -1,9 +1,9 @@
 """PPO on Atari's Pong from pixels, with parallel workers. `pip install "parenv[bench]"` has the emulator.
 
 Proximal Policy Optimization (Schulman et al., 2017) with the network of Mnih et al. (2015) on four grey frames of
-84 x 84 pixels, and the usual preprocessing (Machado et al., 2018). Workers act on pixels that lie in shared memory and
-are read there by the learner; rollouts carry bytes, which become numbers only in the network. Pong takes some million
-env steps: hours on two cores.
+84 x 84 pixels, and the usual preprocessing (Machado et al., 2018). Workers write pixels to shared memory, and the
+learner reads them from it. Rollouts contain bytes, and only the network converts them to floats. Pong takes some
+million env steps: hours on two cores.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ Alone, or as many as `torchrun` starts, on one machine or several:
     python examples/dqn_ddp.py
     torchrun --nproc-per-node 2 examples/dqn_ddp.py --iterations 100 200 500 1000
 
-Every learner runs this file with the same arguments, and all of them together collect and learn as much as one
-alone: parenv gives each its part of the environments and workers, and each samples its part of the batch from what
-its own part has collected. Averaging the gradients keeps the networks equal to the bit.
+All learners run this file with the same arguments. Together they collect and learn as much as one alone: parenv gives
+each its share of the environments and workers, and each samples its share of the batch from its own transitions. The
+mean of the gradients keeps the networks bitwise identical.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Args(CommonArgs):
 
 
 class Row(NamedTuple):
-    """What is reported at one of the marks, about all learners together."""
+    """Report of all learners after some number of iterations."""
 
     iterations: int
     seconds: float  # of training

@@ -1,9 +1,9 @@
 """Double DQN on CartPole-v1 in one process, with Gymnasium and PyTorch only.
 
 Deep Q-learning (Mnih et al., 2015) with the double estimator (van Hasselt et al., 2016) and a
-slowly moving target network: short rollouts of an epsilon-greedy policy fill a replay buffer,
-and after each of them the Q-network takes some gradient steps on samples from the buffer,
-until the mean return of the last 100 episodes reaches `--stop-return`.
+slowly moving target network. Short rollouts of an epsilon-greedy policy fill a replay buffer.
+After each rollout the Q-network takes some gradient steps on samples from the buffer. Training
+ends when the mean return of the last 100 episodes reaches `--stop-return`.
 """
 
 from __future__ import annotations

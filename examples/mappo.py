@@ -68,7 +68,7 @@ class Agent(nn.Module):
         self.actor, self.critic = Actor(obs_size, num_actions), mlp(state_size, 1)
 
     def values(self, states: Tensor, num_agents: int) -> Tensor:
-        """Of each agent's row, the value of the state that it is in: [T, B, *state] to [T, B * agents]."""
+        """Return the value of the state for the row of each agent: [T, B, *state] to [T, B * agents]."""
         values: Tensor = self.critic(states).squeeze(-1)
         return values.repeat_interleave(num_agents, dim=1)
 

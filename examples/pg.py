@@ -1,9 +1,9 @@
 """Monte-Carlo policy gradient on CartPole-v1 with parallel workers that compute the gradients.
 
-REINFORCE (Williams, 1992) with a learned baseline: in every round each CartPole copy is played
-for one whole episode, every action is made more likely by how much better the rest of its
-episode went than the value network had expected, and so on until the mean return of the last
-100 episodes reaches `--stop-return`.
+REINFORCE (Williams, 1992) with a learned baseline. In each round, each CartPole copy runs one
+whole episode. An action becomes more likely if the rest of its episode was better than the
+value network had predicted. Training ends when the mean return of the last 100 episodes
+reaches `--stop-return`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Population-based training on CartPole-v1: many agents learn, and the better ones are copied.
 
 Jaderberg et al., 2017 (arXiv:1711.09846). Every member is an advantage actor-critic with its own optimizer, learning
-rate and weight of the entropy. Workers have members learn turn by turn; after a turn a member is measured, meets a few
-others, and is replaced by a copy of the best of them, with changed hyper-parameters, if that one is better.
+rate and weight of the entropy. Members learn in training rounds. After a round, a member is compared with a few others.
+If the best of them is better, a copy of it with changed hyper-parameters replaces the member.
 """
 
 from __future__ import annotations

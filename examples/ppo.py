@@ -1,9 +1,9 @@
 """PPO on CartPole-v1 with parallel workers: ppo_plain.py, its collecting done by a parenv pool.
 
-Proximal Policy Optimization (Schulman et al., 2017) with generalized advantage estimation:
-a fixed number of steps is collected in a few CartPole copies, then the policy is improved on
-these steps with the clipped objective for a few epochs, and so on until the mean return of
-the last 100 episodes reaches `--stop-return`.
+Proximal Policy Optimization (Schulman et al., 2017) with generalized advantage estimation.
+Each iteration collects a fixed number of steps in a few CartPole copies, and then improves the
+policy on them for a few epochs with the clipped objective. Training ends when the mean return
+of the last 100 episodes reaches `--stop-return`.
 """
 
 from __future__ import annotations

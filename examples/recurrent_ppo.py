@@ -1,8 +1,8 @@
 """PPO with a memory, on a CartPole-v1 that does not show velocities, with parallel workers.
 
-The agent remembers by a GRU (Cho et al., 2014, arXiv:1406.1078). Its state is the policy's carry: workers hand it from
-step to step and begin anew with each episode; a rollout says with which it began. The update (PPO, Schulman et al.,
-2017) runs the GRU over whole rollouts again, from there. `--no-masked` shows the velocities, for comparison.
+The memory is a GRU (Cho et al., 2014, arXiv:1406.1078). Its recurrent state is the policy's carry: workers pass it from
+step to step and reset it in each episode. A rollout contains the first one. The update (PPO, Schulman et al., 2017)
+runs the GRU over whole rollouts again, from that state. `--no-masked` shows the velocities, for comparison.
 """
 
 from __future__ import annotations

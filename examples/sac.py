@@ -2,8 +2,8 @@
 
 Soft actor-critic with a learned temperature (Haarnoja et al., 2018, arXiv:1812.05905), deep deterministic policy
 gradient (Lillicrap et al., 2016, arXiv:1509.02971) and its twin delayed successor (Fujimoto et al., 2018,
-arXiv:1802.09477). The workers act all the time and the learner learns all the time; a limiter keeps how often each
-transition is sampled near `--samples-per-insert`, so that the result does not depend on who is faster. The replay
+arXiv:1802.09477). Workers act and the learner learns without waiting for each other. A limiter keeps the number of
+samples per transition near `--samples-per-insert`, so the result does not depend on which side is faster. The replay
 buffer is Stable-Baselines3's: `pip install parenv[sb3]`.
 """
 
@@ -54,7 +54,7 @@ class Args(CommonArgs):
 
 
 class SamplingCurve(Curve):
-    """The learning curve, and what came of it."""
+    """The learning curve, with the samples per transition."""
 
     def __init__(self, limiter: RateLimiter) -> None:
         super().__init__(print_every=2_000, window=20)
@@ -129,7 +129,7 @@ class GaussianActor(Actor):
 
 
 class DeterministicActor(Actor):
-    """That of DDPG and TD3: one action, and noise to explore."""
+    """The actor of DDPG and TD3: one action, with noise to explore."""
 
     def __init__(self, obs_size: int, action_size: int, noise: float) -> None:
         super().__init__(obs_size, action_size)
@@ -151,7 +151,7 @@ def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 class Learner:
-    """What the three algorithms share: critics that learn from targets, an actor that learns from the critics."""
+    """The common part of the algorithms: critics that learn from targets, an actor that learns from critics."""
 
     def __init__(self, args: Args, actor: Actor, critics: Sequence[Critic], actor_every: int = 1) -> None:
         self.args, self.actor, self.critics, self.actor_every = args, actor, Ensemble(critics), actor_every
@@ -164,11 +164,11 @@ class Learner:
         return torch.optim.Adam(parameters, lr=self.args.learning_rate, fused=True)
 
     def next_values(self, obs: Tensor) -> Tensor:
-        """What the target says that observations are worth, `[B, 1]`."""
+        """Return the target value of observations, `[B, 1]`."""
         raise NotImplementedError
 
     def actor_loss(self, obs: Tensor) -> Tensor:
-        """What the actor lowers."""
+        """Return the loss of the actor."""
         raise NotImplementedError
 
     def update(self, batch: ReplayBufferSamples) -> float:

@@ -1,4 +1,4 @@
-"""What the examples do beside learning: flags, the learning curve, and what is left of a run."""
+"""The parts of the examples beside learning: flags, the learning curve, and the files of a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Connect Four against its own past: PPO, whose opponents a league of frozen versions of itself gives it.
 
 One policy learns. Half of its games are against itself, the others against players of the league: a random one, and
-what the policy was at one time or another (`pool.freeze`). Who only plays the newest opponent may forget how to beat
-the first ones; the scores at the end say whether it has. Needs `pip install "parenv[agents]"`.
+frozen earlier versions of the policy (`pool.freeze`). A policy that plays only the newest opponent may forget how to
+beat the first ones. The scores at the end show whether it has. Needs `pip install "parenv[agents]"`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def player(seat: str, episode: Any) -> str:
 
 
 def opponents(league: League) -> dict[str, float]:
-    """How often to play whom: half of the games against itself, the others against all who came before."""
+    """Return the share of games per opponent: half against itself, half against all earlier versions."""
     past = league.opponents(league.players[-1], "uniform")
     return {"agent": 0.5, **{name: share / 2 for name, share in past.items()}}
 

@@ -1,8 +1,8 @@
 """TRPO on CartPole-v1 with parallel workers.
 
-Trust Region Policy Optimization (Schulman et al., 2015, arXiv:1502.05477): after each rollout the policy takes one step
-along the natural gradient, found by conjugate gradients, as long as the mean KL divergence from the policy that acted
-allows, halved until the policy is better and the divergence small; the value network is fitted to the returns.
+Trust Region Policy Optimization (Schulman et al., 2015, arXiv:1502.05477). After each rollout the policy takes one step
+along the natural gradient, which conjugate gradients find. The mean KL divergence from the policy that acted bounds the
+step, and a line search halves it until the policy improves. The value network is fitted to the returns.
 """
 
 from __future__ import annotations

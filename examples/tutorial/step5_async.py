@@ -1,4 +1,4 @@
-"""Step 5: nobody waits. Workers go on while this process learns; V-trace corrects for the policy lag."""
+"""Step 5: asynchronous. Workers continue while this process learns, and V-trace corrects for the policy lag."""
 
 import sys
 
