@@ -189,6 +189,23 @@ def run_all(argument: str, programs: list[str], directory: Path) -> str:
     return done.stdout
 
 
+def test_the_page_on_the_command_line_has_the_options_of_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    tables = importlib.import_module("command_tables")
+    page = (DOCS / "reference" / "command-line.md").read_text()
+    assert tables.filled(page) == page, "python docs/command_tables.py writes it"
+    for name, _ in tables.commands(parser()):
+        assert f"<!-- {name} -->" in page, name
+
+
+def test_the_table_of_errors_has_every_error() -> None:
+    page = (DOCS / "reference" / "errors.md").read_text()
+    for name in parenv.__all__:
+        found = getattr(parenv, name)
+        if inspect.isclass(found) and issubclass(found, Exception) and name not in ("ParenvError", "WorkerError"):
+            assert f"| `{name}` | " in page, name
+
+
 def test_the_page_on_the_protocol_says_what_the_protocol_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS))
     tables = importlib.import_module("protocol_tables")

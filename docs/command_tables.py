@@ -1,0 +1,48 @@
+"""Writes the options of reference/command-line.md from the parser: python docs/command_tables.py. A test compares."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from parenv.cli.main import parser
+
+PAGE = Path(__file__).parent / "reference" / "command-line.md"
+
+
+def commands(of: argparse.ArgumentParser, name: str = "parenv") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield each command that takes arguments of its own, with its whole name."""
+    inner = [action for action in of._actions if isinstance(action, argparse._SubParsersAction)]
+    if not inner:
+        yield name, of
+    for action in inner:
+        for word, one in action.choices.items():
+            yield from commands(one, f"{name} {word}")
+
+
+def table(of: argparse.ArgumentParser) -> str:
+    """Return the arguments of a command as a table."""
+    rows = ["| argument | meaning |", "|---|---|"]
+    for action in of._actions:
+        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
+            continue
+        names = ", ".join(f"`{option}`" for option in action.option_strings) or f"`{action.metavar or action.dest}`"
+        text = (action.help or "") % {**vars(action), "prog": of.prog}
+        rows.append(f"| {names} | {text.replace('|', chr(92) + '|')} |")
+    return "\n".join(rows)
+
+
+def filled(page: str) -> str:
+    """Return the page with the arguments of each command between its markers."""
+    tables = {name: table(one) for name, one in commands(parser())}
+
+    def written(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{tables[match[1]]}\n<!-- end of {match[1]} -->"
+
+    return re.sub(r"<!-- (parenv [^>]+?) -->.*?<!-- end of \1 -->", written, page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text()))
