@@ -42,7 +42,7 @@ from parenv.pool.evaluation import PendingEvaluation
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
 from parenv.population.population import Population
-from parenv.population.reports import PopulationStatistics, Report
+from parenv.population.schedule import PopulationStatistics, Report
 from parenv.population.selection import Generational, LogUniform, Tournament, Uniform
 from parenv.process.cores import recommended_num_workers
 from parenv.vector.backend import VectorStatistics

@@ -31,8 +31,7 @@ from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts
 from parenv.pool.arrival import Block
 from parenv.pool.pool_plan import Plan
-from parenv.pool.synchronization import Synchronization
-from parenv.pool.versions import Versions
+from parenv.pool.versions import Synchronization, Versions
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready

@@ -22,8 +22,7 @@ from parenv.pool.layout import Arena, lay_out
 from parenv.pool.pool_plan import Plan
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
-from parenv.pool.synchronization import Synchronization
-from parenv.pool.versions import Versions
+from parenv.pool.versions import Synchronization, Versions
 from parenv.process.user_code import dumps
 from parenv.protocol.messages import Layout
 from parenv.supervision.launch import inline_placement, local_launch, worker_placement

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from parenv.errors import ConfigurationError, ParenvError
-from parenv.population.reports import Report
-from parenv.population.schedule import Copied
+from parenv.population.schedule import Copied, Report
 from parenv.process.whole_files import make_folder_of, replacing
 from parenv.protocol.digests import SealedLines, rows_of
 

@@ -13,7 +13,7 @@ from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, Stop, WorkerOptions
 from parenv.pool.session_holder import SessionHolder, stream
 from parenv.population.arguments import PopulationArguments, make_plan
-from parenv.population.reports import PopulationStatistics, Report
+from parenv.population.schedule import PopulationStatistics, Report
 from parenv.population.selection import Evolve, Range
 from parenv.population.session import PopulationSession
 from parenv.worker.member import Fitness, Member

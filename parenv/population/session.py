@@ -18,8 +18,16 @@ from parenv.memory.status_slot import StatusSlot
 from parenv.pool.session_holder import Session
 from parenv.population.arguments import PopulationPlan
 from parenv.population.lineage import Lineage
-from parenv.population.reports import SECONDS, PopulationStatistics, Report
-from parenv.population.schedule import NOWHERE, Copied, Outcome, Schedule, TrainingRound
+from parenv.population.schedule import (
+    NOWHERE,
+    SECONDS,
+    Copied,
+    Outcome,
+    PopulationStatistics,
+    Report,
+    Schedule,
+    TrainingRound,
+)
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Failure, Layout
 from parenv.supervision.failures import from_failure

@@ -28,7 +28,7 @@ def serve_messages(arguments: dict[str, Any], *descriptors: int) -> int:
     All messages that have arrived are read before the next task begins.
 
     The wake-ups, if any, are that of the main process, and the two that alternate in asking all workers to load a
-    version, see :class:`~parenv.pool.synchronization.Synchronization`. Without them versions come by message only.
+    version, see :class:`~parenv.pool.versions.Synchronization`. Without them versions come by message only.
     """
     with _opened(arguments, *descriptors) as (worker, socket, wake_ups):
         while worker.open:
