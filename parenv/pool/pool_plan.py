@@ -79,7 +79,7 @@ class PoolArguments:
 
     @property
     def is_named(self) -> bool:
-        """Whether the policies have names."""
+        """True if the policies have names."""
         return isinstance(self.policy, Mapping)
 
     @property
@@ -380,18 +380,19 @@ def make_plan(given: PoolArguments) -> Plan:
     options = options_of("workers", given.workers, WorkerOptions)
     gradient = options_of("gradient", given.gradient, GradientOptions) if given.parallelism == "gradient" else None
     recorder, factories = _recorder(given), as_factories(given.env_fn)
+    prefetch, max_frozen = int(given.prefetch), int(given.max_frozen)  # Users may pass integers of numpy.
     num_envs = factories.count or given.num_envs
     is_one = options.step_workers and given.num_workers is None
     num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
     part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
     policies = _apart({name: on_device(policy, "cpu") for name, policy in given.policies.items()})
-    in_use = len(part.shares) * _credits(given.mode, given.prefetch) + 2
+    in_use = len(part.shares) * _credits(given.mode, prefetch) + 2
     whole_episodes = given.rollout_length == "episode"
     job = Job(
         factories=_stepped(factories, options, part),
         policies=policies,
         policy_of=given.policy_of,
-        places=_places(policies, in_use) + (given.max_frozen if given.is_named else 0),
+        places=_places(policies, in_use) + (max_frozen if given.is_named else 0),
         postprocess=given.postprocess,
         options=options,
         rollout_length=WHOLE_EPISODES if whole_episodes else int(given.rollout_length),
@@ -409,13 +410,13 @@ def make_plan(given: PoolArguments) -> Plan:
         inline=given.num_workers == 0,
         mode=given.mode,
         gradient=gradient,
-        prefetch=int(given.prefetch),
+        prefetch=prefetch,
         max_policy_lag=None if given.max_policy_lag is None else int(given.max_policy_lag),
         on_stale=given.on_stale,
         recorder=recorder,
         placement=given.placement,
         spaces=given_spaces(given.spaces, job.factories),
-        max_frozen=int(given.max_frozen),
+        max_frozen=max_frozen,
     )
 
 

@@ -164,7 +164,7 @@ class Job(WorkerJob):
 
     @property
     def is_named(self) -> bool:
-        """Whether the policies have names."""
+        """True if the policies have names."""
         return UNNAMED not in self.policies
 
     @property
