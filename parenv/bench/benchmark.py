@@ -14,8 +14,16 @@ from parenv.argument_checks import at_least, positive
 from parenv.bench import other_libraries
 from parenv.bench.agent import RandomNetwork, agent_by
 from parenv.bench.environment import Environment, tried_out
-from parenv.bench.machine import machine
-from parenv.bench.measuring import Found, Spread, grid, interleaved, rollout_length, seconds_each, worker_counts
+from parenv.bench.measuring import (
+    Found,
+    Spread,
+    grid,
+    interleaved,
+    machine,
+    rollout_length,
+    seconds_each,
+    worker_counts,
+)
 from parenv.bench.subjects import (
     BATCHES,
     POOL_WEIGHT,
@@ -80,7 +88,7 @@ class BenchReport:
 
     Args:
         environment: Name of the environment.
-        machine: Facts about the machine, see :func:`parenv.bench.machine.machine`.
+        machine: Facts about the machine, see :func:`parenv.bench.measuring.machine`.
         repeats: Number of measurements of each subject.
         slice_s: Duration of one measurement, in seconds.
         seconds: Duration of the benchmark, in seconds.

@@ -9,8 +9,7 @@ from typing import IO, Any, NamedTuple
 
 from parenv.advice import in_seconds, in_steps
 from parenv.bench.benchmark import BenchReport, Progress, Throughput
-from parenv.bench.machine import in_one_line, load_warning
-from parenv.bench.measuring import Spread
+from parenv.bench.measuring import Spread, in_one_line, load_warning
 from parenv.bench.output_files import check_plotting, writing
 from parenv.bench.subjects import REFERENCE
 

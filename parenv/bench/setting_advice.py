@@ -15,8 +15,7 @@ from parenv.advice import Advice, Setting, in_seconds, in_steps
 from parenv.argument_checks import at_least, positive
 from parenv.bench.agent import Agent, RandomNetwork, agent_by
 from parenv.bench.environment import Environment, tried_out
-from parenv.bench.machine import in_one_line, load_warning, machine
-from parenv.bench.measuring import error_line
+from parenv.bench.measuring import error_line, in_one_line, load_warning, machine
 from parenv.bench.measuring import rollout_length as usual_rollout_length
 from parenv.bench.subjects import acting, learning_costs
 from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
@@ -133,7 +132,7 @@ class AdviceReport:
 
     Args:
         environment: Name of the environment.
-        machine: Facts about the machine, see :func:`parenv.bench.machine.machine`.
+        machine: Facts about the machine, see :func:`parenv.bench.measuring.machine`.
         advice: Facts about the run with the present setting.
         learning_s: Seconds of forward and backward per sample, by device and mini-batch.
         runs: Runs of the search. The first has the present setting.

@@ -31,8 +31,8 @@ from parenv.remote.net.host_keys import (
     ephemeral_keys,
     read_driver_keys,
     read_host_keys,
+    replace,
 )
-from parenv.remote.net.private_files import replace
 from parenv.remote.net.stream import Stream
 
 MAX_BYTES = 1 << 20

@@ -15,7 +15,7 @@ import pytest
 from parenv import ConfigurationError
 from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
 from parenv.advice import Advice, Fact, Setting, facts_of, in_lines
-from parenv.bench.machine import machine
+from parenv.bench.measuring import machine
 from parenv.bench.setting_advice import AdviceReport, ShortRun, advise, fastest, moves_for
 from parenv.pool.statistics import PoolStatistics
 

@@ -31,8 +31,18 @@ from parenv.bench.display import (
     throughput_tables,
 )
 from parenv.bench.environment import environment_factory, named_factory, tried_out
-from parenv.bench.machine import in_one_line, machine
-from parenv.bench.measuring import Found, Opened, Spread, Subject, grid, interleaved, rollout_length, worker_counts
+from parenv.bench.measuring import (
+    Found,
+    Opened,
+    Spread,
+    Subject,
+    grid,
+    in_one_line,
+    interleaved,
+    machine,
+    rollout_length,
+    worker_counts,
+)
 from parenv.bench.setting_advice import advise
 from parenv.bench.subjects import acting, random_rows, step_cost
 from parenv.cli.main import main, parser
