@@ -247,8 +247,8 @@ README_EXAMPLES = {
     "gradients": (
         "docs/guides/gradients.md",
         0,
-        "print(agent.logits.weight.grad.shape, pool.policy_version)",
-        r"^torch.Size\(\[2, 4\]\) 10$",
+        "print(agent.actor[0].weight.grad.shape, pool.policy_version)",
+        r"torch.Size\(\[64, 4\]\) 40$",
         "",
     ),
     "a checkpoint": (
