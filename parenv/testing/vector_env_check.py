@@ -25,8 +25,8 @@ KNOWN = {
     "gymnasium": "FunctionalJaxVectorEnv (1.0 to 1.4) gives a reward for a step that only resets; SyncVectorEnv and "
     "AsyncVectorEnv in SAME_STEP keep the environment's own array as final_obs, which is wrong where it is reused",
     "envpool": "1.2 resets in the next step; reset(seed=) is ignored: give the seed to envpool.make",
-    "gymnax": "GymnaxToVectorGymWrapper does not declare its mode, which is SAME_STEP. 1.0.1 gives final observations; "
-    "0.0.9 gives none, and flags every end as terminated and truncated",
+    "gymnax": "GymnaxToVectorGymWrapper does not declare its mode, which is SAME_STEP. Since 1.0 it returns final "
+    "observations. 0.0.9 returns none, and marks every end as terminated and truncated",
     "brax": "0.14: VectorGymWrapper is for OpenAI's gym and not for Gymnasium; AutoResetWrapper is SAME_STEP without "
     "final observations",
 }
