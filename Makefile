@@ -21,7 +21,7 @@ test-more: .venv/dev
 test-lowest: .venv-lowest/done
 	.venv-lowest/bin/pytest tests/unit/test_plain.py tests/unit/test_infos.py tests/unit/test_pinning.py \
 		tests/unit/test_rollout.py tests/process/test_drop_in.py tests/process/test_rollouts.py tests/process/test_calls.py \
-		tests/process/test_gradients.py tests/test_examples.py::test_the_examples_of_the_readme_run_as_plain_scripts
+		tests/process/test_gradients.py tests/test_readme.py::test_a_vector_env_steps
 
 soak: .venv/dev
 	$(PIP) --group vector-envs
