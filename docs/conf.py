@@ -49,16 +49,16 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 
 
 def add_architecture(app: Any, docname: str, source: list[str]) -> None:
-    """Put ARCHITECTURE.md under the page on how it works: links into docs are kept, others become what they name."""
-    if docname == "how-it-works" and ARCHITECTURE.exists():
+    """Put ARCHITECTURE.md into its developer page. Links into docs are kept, and others become their text."""
+    if docname == "developer/architecture" and ARCHITECTURE.exists():
         text = re.sub(r"\A# .*\n", "", ARCHITECTURE.read_text())
-        text = re.sub(r"\]\(docs/", "](", text)
+        text = re.sub(r"\]\(docs/", "](../", text)
         text = re.sub(r"^```\n(.*?^```)", r"```text\n\1", text, flags=re.DOTALL | re.MULTILINE)
         source[0] += "\n" + re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)", _kept_below_docs, text)
 
 
 def _kept_below_docs(link: re.Match[str]) -> str:
-    return link[0] if (Path(__file__).parent / link[2].partition("#")[0]).exists() else link[1]
+    return link[0] if (Path(__file__).parent / "developer" / link[2].partition("#")[0]).exists() else link[1]
 
 
 def shorten_paths(app: Any, doctree: Any) -> None:

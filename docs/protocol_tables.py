@@ -1,4 +1,4 @@
-"""Writes the tables of protocol.md from parenv.protocol: python docs/protocol_tables.py. A test compares them."""
+"""Write the tables of developer/protocol.md from parenv.protocol: python docs/protocol_tables.py. A test compares."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from parenv.protocol.conversation import TRANSITIONS
 from parenv.protocol.frames import HEADER_BYTES, PROTOCOL_VERSION
 from parenv.protocol.messages import KINDS
 
-PAGE = Path(__file__).parent / "protocol.md"
+PAGE = Path(__file__).parent / "developer" / "protocol.md"
 
 
 def tables() -> dict[str, str]:
-    """What is generated, with the markers around it, by name."""
+    """Return the generated parts with their markers, by name."""
     parts = {"version": f"{PROTOCOL_VERSION}", "header": f"{HEADER_BYTES}"}
     parts |= {"messages": "\n" + "\n".join(_messages()) + "\n", "states": "\n" + "\n".join(_states()) + "\n"}
     return {name: f"<!-- {name} -->{text}<!-- end of {name} -->" for name, text in parts.items()}
 
 
 def filled(page: str) -> str:
-    """The page with all tables written anew."""
+    """Return the page with new tables."""
     found = tables()
     return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], page, flags=re.DOTALL)
 
@@ -37,14 +37,14 @@ def _messages() -> Iterator[str]:
 
 
 def _about(kind: type[object]) -> tuple[str, dict[str, str]]:
-    """What a message says, and each of its fields, as its docstring has it."""
+    """Return the summary of a message and its fields, from the docstring."""
     says, _, args = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
     joined = re.sub(r"\n {6,}", " ", args).replace("``", "`")
     return says.strip().replace("``", "`"), dict(re.findall(r"^ *(\w+): (.*)$", joined, re.MULTILINE))
 
 
 def _states() -> Iterator[str]:
-    yield "| state | driver may say | worker may say |"
+    yield "| state | main process may send | worker may send |"
     yield "|---|---|---|"
     for state in dict.fromkeys(state for state, _, _ in TRANSITIONS):
         cells = [f"`{state.value}`"]

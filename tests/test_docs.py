@@ -191,6 +191,13 @@ def test_the_page_on_the_command_line_has_the_options_of_the_parser(monkeypatch:
         assert f"<!-- {name} -->" in page, name
 
 
+def test_the_page_on_products_has_the_options_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    tables = importlib.import_module("product_tables")
+    page = (DOCS / "reference" / "products.md").read_text()
+    assert tables.filled(page) == page, "python docs/product_tables.py writes it"
+
+
 def test_the_table_of_errors_has_every_error() -> None:
     page = (DOCS / "reference" / "errors.md").read_text()
     for name in parenv.__all__:
@@ -202,7 +209,7 @@ def test_the_table_of_errors_has_every_error() -> None:
 def test_the_page_on_the_protocol_says_what_the_protocol_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS))
     tables = importlib.import_module("protocol_tables")
-    page = (DOCS / "protocol.md").read_text()
+    page = (DOCS / "developer" / "protocol.md").read_text()
     assert tables.filled(page) == page, "python docs/protocol_tables.py writes it anew"
     for kind in tables.KINDS:
         assert set(tables._about(kind)[1]) in ({field.name for field in fields(kind)}, set()), kind

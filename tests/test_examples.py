@@ -273,7 +273,7 @@ def test_the_first_examples_of_guides_run_as_plain_scripts(name: str, tmp_path: 
 def test_every_figure_of_the_guide_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     table = importlib.import_module("table")
-    guide = (ROOT / "docs" / "guides" / "performance.md").read_text()
+    guide = (ROOT / "docs" / "explanation" / "when-parallelism-helps.md").read_text()
     assert [name for name, block in table.blocks().items() if block not in guide] == []
     assert table.everything() == (ROOT / "benchmarks" / "RESULTS.md").read_text()
     assert table.on_paper.scaling(table.read("remote")) == (ROOT / "benchmarks" / "scaling.md").read_text()

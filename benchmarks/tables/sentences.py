@@ -7,12 +7,15 @@ from typing import Any
 from on_paper import about
 
 PAYS = """Parallel stepping
-pays once a step of all sub-environments together takes `SyncVectorEnv` more than about {crossing} µs on {cores}
-cores: 64 of {of_64} µs, 8 of {of_8} µs. (On a line between 8 CartPoles, {us_8} µs and {times_8:.2f} times as fast
-with two workers, and 64 of them, {us_64} µs and {times_64:.2f} times.)"""
-SHARED = """The machine was a shared one,
-where repeats of the two bare loops differed by {least:.0f} to {most:.0f} %, and waking a process on the other core
-takes {wake_up:.0f} µs, there and back;"""
+is worth it if `SyncVectorEnv` needs more than about {crossing} µs for a step of all sub-environments, on {cores}
+cores. This is a step of {of_64} µs with 64 sub-environments, or {of_8} µs with 8. (The estimate lies on a line
+between two
+measurements. With 8 CartPoles, {us_8} µs, two workers are {times_8:.2f} times as fast. With 64, {us_64} µs, they are
+{times_64:.2f} times as fast.)"""
+SHARED = """The machine was shared:
+repeats of the upper bound differed by {least:.0f} to {most:.0f} %, and a wake-up of a process on the other core and
+back took
+{wake_up:.0f} µs."""
 
 
 def when_it_pays(found: Any) -> str:

@@ -1,4 +1,4 @@
-"""Writes ``results/`` out: some into the guide on performance, all into ``RESULTS.md``, hosts into ``scaling.md``.
+"""Writes ``results/`` into ``RESULTS.md``, ``scaling.md`` and the page on when parallelism helps.
 
 In the guide that is what stands between ``<!-- name -->`` and ``<!-- end of name -->``.
 
@@ -21,7 +21,8 @@ import on_paper
 import sentences
 
 HERE = Path(__file__).parents[1]
-GUIDE, RESULTS, SCALING = HERE.parent / "docs" / "guides" / "performance.md", HERE / "RESULTS.md", HERE / "scaling.md"
+GUIDE = HERE.parent / "docs" / "explanation" / "when-parallelism-helps.md"
+RESULTS, SCALING = HERE / "RESULTS.md", HERE / "scaling.md"
 DRIVER = "driver's processor, rollout of a worker, "
 IN_GUIDE = (
     "1,024 CartPoles", "8 Pongs", "first pool", "memory per", "driver's work", "PPO on", "DQN on", "gradients of",
@@ -29,43 +30,46 @@ IN_GUIDE = (
     "vector env, send and recv, under", "a SIGKILLed", "a hung",
 )  # fmt: skip
 TABLES = """
-Measured on {machine}; medians, all systems in turn, each in a
-process of its own. `make bench` repeats it, with the peers in virtual environments of their own.
-[All measurements](../measurements.md) has every variant, the pictures, and what could not be measured.
+Measured on {machine}. Values are medians. All systems ran in turn, each in its own process.
+`make bench` repeats the measurements, with the other libraries in their own virtual environments.
+[All measurements](../measurements.md) has every variant, the pictures, and the systems that could not be measured.
 
-Stepping a vector env with random actions, as a share of two independent bare loops; of each library the best
-variant. EnvPool steps environments of its own, in C++, and none in Python. What is first is in bold, and so are ties:
+Stepping a vector env with random actions, as a share of two independent processes that only step. Each row is the best
+variant of a library. EnvPool steps its own environments in C++, and no environments in Python. The best value and
+ties are bold:
 
 {stepping}
 
-Rollouts and sleeping environments as a share of independent processes, the rest in time; of each library the best:
+Rollouts and sleeping environments as a share of independent processes. The other columns are times. Each row is the
+best variant of a library:
 
 {others}
 
-Where somebody starts sooner, it is by forking the driver itself: quick, and safe only before that has threads or a GPU;
-parenv's driver is never forked. Its figure is for a later vector env of a process; the first takes {first:.2g} s.
-Env steps to 475 tell of each library's own PPO, with the same settings, and not of its workers.
+Libraries that start faster fork the main process, which is safe only before it has threads or a GPU. parenv never
+forks the main process.
+parenv's time is for the second vector env of a process. The first takes {first:.2g} s.
+The env steps to 475 compare the PPO of each library with the same settings, and not its workers.
 
 {own}
 """
 RESULTS_FILE = """# Results
 
-Measured on {machine}; medians. Written by
-`python benchmarks/tables/table.py` from the files under `results/`, each of which names its command and its machine.
-`make bench` repeats everything.
+Measured on {machine}. Values are medians. `python benchmarks/tables/table.py` writes this page from the files under
+`results/`, each of which contains its command and its machine. `make bench` repeats everything.
 
-## Against the field
+## Compared with other libraries
 
-Stepping with random actions, as a share of two independent bare loops (`peers/stepping.py`). EnvPool steps
-environments of its own in C++, and none in Python: it is here as the far reference.
+Stepping with random actions, as a share of two independent processes that only step (`peers/stepping.py`). EnvPool
+steps
+its own environments in C++, and no environments in Python. It is a reference only.
 
 {stepping}
 
 ![Stepping vector envs](results/peers_stepping.png)
 
-Everything else (`peers/rollouts.py`, `sleeping.py`, `startup.py`, `weights.py`, `reduction.py`, `to_475.py`).
-Workers get their own copy of the weights and acknowledge it, but for "one copy for all". Where a start says "fork",
-the driver itself is forked: quick, and safe only before it has threads or a GPU. parenv's driver never is.
+The other comparisons (`peers/rollouts.py`, `sleeping.py`, `startup.py`, `weights.py`, `reduction.py`, `to_475.py`).
+Workers get their own copy of the weights and acknowledge it, except for "one copy for all". "fork" in a start means
+that the main process is forked, which is safe only before it has threads or a GPU. parenv never forks it.
 
 {others}
 
@@ -74,22 +78,26 @@ the driver itself is forked: quick, and safe only before it has threads or a GPU
 
 ## parenv alone
 
-The ideal loop is the same environments and forward passes in as many independent processes. Faults come at random,
+The ideal loop runs the same environments and forward passes in the same number of independent processes. Faults come
+at random,
 one per 2 s on average: SIGKILL, SIGSEGV, SIGSTOP with and without SIGCONT, and environments that raise, segfault or
-exit; `make soak` repeats them.
+exit. `make soak` repeats them.
 
 {own}
 
 ![Share of the limit that vector envs reach](results/vector_env.png)
 
-## How cost grows
+## How the overhead grows
 
-The time per unit at each size, measured by `scaling.py`; the name of a curve says which unit. Two things are fitted to
-the cost of n units: a + b n, by relative errors, and c times n to the power of the exponent, which is 1 where cost is
-linear, less where a unit gets cheaper and more where it gets dearer. "Rises by" says how far the largest size is above
-the cheapest, in bold where their repeats do not overlap. Bare loops and copies are what parenv is compared with: where
-they rise, the machine does. Steps of many workers take longer as the cores fill (second table), and with sync all wait
-for the slowest.
+The time per unit at each size, measured by `scaling.py`. The name of a curve contains the unit. Two functions are
+fitted to
+the time of n units: a + b n, by relative errors, and c times n to the power of the exponent. The exponent is 1 if
+the time is
+linear, and less if a unit becomes faster. "Rises by" compares the largest size with the fastest one. It is bold if
+their
+repeats do not overlap. Independent processes and copies are the references. If they rise, the machine does.
+Steps of many workers take longer when the cores are full (second table). In sync mode all workers wait for the
+slowest.
 
 {growth}
 

@@ -1,4 +1,4 @@
-"""What the guide says of many machines, done as it stands there, with stand-ins for srun and ssh."""
+"""The commands and the program of the guide to several machines, with stand-ins for srun and ssh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from worker_hosts import free_port
 
 ROOT = Path(__file__).parents[2]
-SECTION = (ROOT / "docs" / "guides" / "many-machines.md").read_text()
+SECTION = (ROOT / "docs" / "guides" / "several-machines.md").read_text()
 TEXT = re.sub(r"```.*?```", "", SECTION, flags=re.DOTALL)
 SSH = '#!/bin/sh\nshift\nexec "$@"\n'
 SECONDS = 50.0
@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Iterator[Any]:
         return started[-1]
 
     def driver() -> str:
-        (block,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+        block = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)[0]
         (tmp_path / "driver.py").write_text(block.replace("10.0.0.1:5555", address))
         shown, _ = start([sys.executable, "driver.py"]).communicate(timeout=SECONDS)
         return shown
@@ -66,7 +66,7 @@ def one_liner(name: str) -> str:
 
 @pytest.mark.more
 def test_keys_hosts_and_driver(run: Any) -> None:
-    create, scp, worker, add = commands()
+    create, scp, worker, add = commands()[:4]
     assert run(create).communicate(timeout=SECONDS)[0]
     assert "keys/node3.key" in run(add).communicate(timeout=SECONDS)[0]
     assert shlex.split(scp)[:2] == ["scp", "-p"]

@@ -1,0 +1,53 @@
+"""Writes the tables of reference/products.md from the code: python docs/product_tables.py. A test compares them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from parenv import AsyncWorkerPool, ParallelVectorEnv, Population, WorkerOptions
+from parenv.policy.capabilities import _REFUSED
+from parenv.population.arguments import _FOR_POOLS as NOT_FOR_POPULATIONS
+from parenv.vector.vector_plan import _FOR_POOLS as NOT_FOR_VECTOR_ENVS
+
+PAGE = Path(__file__).parent / "reference" / "products.md"
+
+
+def _arguments() -> Iterator[str]:
+    products = [set(inspect.signature(kind).parameters) for kind in (AsyncWorkerPool, ParallelVectorEnv, Population)]
+    yield "| argument | pool | vector env | population |"
+    yield "|---|---|---|---|"
+    for name in sorted(set().union(*products)):
+        yield f"| `{name}` | " + " | ".join("yes" if name in product else "" for product in products) + " |"
+
+
+def _worker_options() -> Iterator[str]:
+    yield "| option | pool | vector env | population |"
+    yield "|---|---|---|---|"
+    for option in fields(WorkerOptions):
+        others = ("no" if option.name in refused else "yes" for refused in (NOT_FOR_VECTOR_ENVS, NOT_FOR_POPULATIONS))
+        yield f"| `{option.name}` | yes | " + " | ".join(others) + " |"
+
+
+def _named_policies() -> Iterator[str]:
+    yield "| feature | with named policies |"
+    yield "|---|---|"
+    for what, why in _REFUSED.values():
+        yield f"| {what if ' ' in what else f'`{what}`'} | no: {why[0].lower()}{why[1:]} |"
+
+
+def filled(page: str) -> str:
+    """Return the page with each table between its markers."""
+    tables = {"arguments": _arguments(), "worker options": _worker_options(), "named policies": _named_policies()}
+
+    def written(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n" + "\n".join(tables[match[1]]) + f"\n<!-- end of {match[1]} -->"
+
+    return re.sub(r"<!-- ([a-z ]+) -->.*?<!-- end of \1 -->", written, page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text()))
