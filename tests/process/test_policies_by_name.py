@@ -209,7 +209,7 @@ def test_a_frozen_version_plays_on_as_it_was(kind: Any, num_workers: int) -> Non
         4, kind, hen=hen, fox=fox, policy_of=opponents, num_workers=num_workers, rollout_length=6, max_frozen=100
     ) as pool:
         past: list[str] = []
-        for number, rollout in enumerate(pool.rollouts(Stop(env_steps=1500)), start=1):
+        for number, rollout in enumerate(pool.rollouts(Stop(env_steps=3000)), start=1):
             for name, rows in rollout.items():
                 if name == "fox":
                     continue
