@@ -30,7 +30,8 @@ def test_code_tables_and_links_of_pages_are_left_out() -> None:
 
 
 def test_docstrings_and_comments_are_read_without_their_examples() -> None:
-    code = 'def f():\n    """Return one.\n\n    >>> nobody()\n    """\n    # A comment has words.\n    return 1  # noqa: nobody\n'
+    docstring = '"""Return one.\n\n    >>> nobody()\n    """'
+    code = f"def f():\n    {docstring}\n    # A comment has words.\n    return 1  # noqa: nobody\n"
     assert [s for paragraph in paragraphs_of_code(code) for s in sentences(paragraph)] == ["A comment has words."]
 
 
