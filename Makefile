@@ -32,6 +32,7 @@ soak: .venv/dev
 lint: .venv/dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/python tests/prose.py parenv README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs examples benchmarks
 
 types: .venv/dev
 	.venv/bin/mypy
