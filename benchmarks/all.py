@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 NAMES = (
     "rollouts",
     "driver",
+    "many_workers",
     "publish",
     "scaling",
     "tracing",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Self
 
 import numpy as np
 import pytest
@@ -174,7 +174,7 @@ waiter, answers = FutexWaiter(head, worker, before), Answers(head, WakeUp(eventf
 if spins:
     waiter.spinner = Spinner(Spinning(20e-6, float("inf")), waiter.changes, memoryview(bytearray(8)).cast("q"))
 requested, finished, rewards = step_buffer.requested, step_buffer.finished, step_buffer.rewards
-answers.notify()
+print("waiting", flush=True)
 while True:
     _, messages, rounds, _ = counts_of(waiter.take())
     if messages:
@@ -209,14 +209,15 @@ class Run:
         offset, workers, _, spins = self._arguments
         before = self.wake_ups[worker].sum_before
         arguments = (*descriptors, worker, offset, workers, before, spins)
-        self.signals.sleeping[0] = 1
         started = subprocess.Popen(
             [sys.executable, "-c", WORKER, *map(str, arguments)],
             pass_fds=descriptors,
+            stdout=subprocess.PIPE,
             preexec_fn=lambda: os.sched_setaffinity(0, self._cores),
         )
-        assert self.poll.poll(60_000), "the worker does not start"
-        self.eventfd.take()
+        # Not by a notification: a late one of another worker would be taken for it.
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"waiting\n"
         return started
 
     def round(self, number: int) -> None:
@@ -236,10 +237,16 @@ class Run:
             if ready:
                 self.eventfd.take()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *raised: object) -> None:
         for wake_up, process in zip(self.wake_ups, self.processes, strict=True):
-            wake_up.notify(MESSAGE)
-            assert process.wait(60) == 0
+            if kind is None:
+                wake_up.notify(MESSAGE)
+                assert process.wait(60) == 0
+            process.kill()
+            process.communicate()
         self.eventfd.close()
         self.memory.close()
 
@@ -259,25 +266,23 @@ def test_no_wake_up_is_lost(spins: bool, on_one_core: bool, rounds: int) -> None
     cores = {min(everywhere)} if on_one_core else everywhere
     os.sched_setaffinity(0, cores)
     try:
-        run = Run(workers=3, spins=spins, cores=cores)
-        for number in range(1, rounds + 1):
-            run.round(number)
-        # Two of the last workers may both notify, but not all workers of each round.
-        assert run.sleeps < 2 * rounds
-        run.close()
+        with Run(workers=3, spins=spins, cores=cores) as run:
+            for number in range(1, rounds + 1):
+                run.round(number)
+            # Two of the last workers may both notify, but not all workers of each round.
+            assert run.sleeps < 2 * rounds
     finally:
         os.sched_setaffinity(0, everywhere)
 
 
 def test_rounds_go_on_when_a_worker_is_killed_and_replaced() -> None:
-    run = Run(workers=3, spins=False, cores=os.sched_getaffinity(0))
-    number = 0
-    for victim in np.random.default_rng(0).integers(0, 3, 5).tolist():
-        for _ in range(50):
-            number += 1
-            run.round(number)
-        run.processes[victim].send_signal(signal.SIGKILL)
-        run.processes[victim].wait(60)
-        run.wake_ups[victim] = FutexWakeUp(run.shared, victim)
-        run.processes[victim] = run.start(victim)
-    run.close()
+    with Run(workers=3, spins=False, cores=os.sched_getaffinity(0)) as run:
+        number = 0
+        for victim in np.random.default_rng(0).integers(0, 3, 5).tolist():
+            for _ in range(50):
+                number += 1
+                run.round(number)
+            run.processes[victim].kill()
+            run.processes[victim].communicate()
+            run.wake_ups[victim] = FutexWakeUp(run.shared, victim)
+            run.processes[victim] = run.start(victim)
