@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil  # type: ignore[import-untyped,unused-ignore]
 import pytest
 import torch
+from audits import VectorAudit
 from envs import hold_the_gil, kill_oneself, segfault, sleep_long, stop_oneself
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
@@ -47,7 +47,6 @@ from parenv import (
 )
 from parenv.errors import during
 from parenv.testing import LedgerEnv, check_ledger
-from parenv.testing.ledger import episode_length, ledger_reward
 from parenv.worker.writing import RolloutWriter
 
 STEP_S, RESET_S, START_S, CLOSE_S, ORDERLY_S, CLOSED_S = 2.0, 2.1, 5.0, 0.2, 3.0, 120.0
@@ -473,51 +472,16 @@ def make_vector_env(directory: Path, on_worker_death: Any = "raise", **changed: 
     )
 
 
-class Audit:
-    """A vector env of ledgers, in use; every result is checked."""
-
-    def __init__(self, envs: ParallelVectorEnv, directory: Path) -> None:
-        self.envs, self.directory = envs, directory
-        self.last = np.tile([0, -1, 0], (N, 1))
-
-    def reset(self, masked: bool = False, restarted: bool = False) -> None:
-        """Begin again; a worker that is restarted meanwhile has begun its first episode before."""
-        observations, infos = self.envs.reset(options={"reset_mask": np.ones(N, bool)} if masked else None)
-        assert not infos
-        anew = restarted & np.isin(range(N), CULPRITS_ENVS)
-        episodes = np.where(anew, 0, self.last[:, 1]) + 1
-        assert observations.tolist() == [[i, episodes[i], 0] for i in range(N)]
-        self.last = observations
-
-    def step(self) -> list[int]:
-        """A step; the env_ids that are flagged as restarted."""
-        observations, rewards, terminated, truncated, infos = self.envs.step(np.zeros(N, np.int64))
-        flags = infos.get("worker_restarted", np.zeros(N, bool))
-        for i in range(N):
-            _, episode, step = self.last[i].tolist()
-            ended = step + 1 >= episode_length(i, episode, 7)
-            if flags[i]:
-                expected = [i, 0, 0], 0.0, False, True
-                assert infos["final_obs"][i].tolist() == self.last[i].tolist()
-            else:
-                after = [i, episode + 1, 0] if ended else [i, episode, step + 1]
-                reward = ledger_reward(i, episode, step + 1)
-                expected = after, reward, ended and episode % 2 == 0, ended and episode % 2 == 1
-                assert not ended or infos["final_obs"][i].tolist() == [i, episode, step + 1]
-            assert (observations[i].tolist(), rewards[i], terminated[i], truncated[i]) == expected
-        self.last = observations
-        return np.flatnonzero(flags).tolist()
-
-    def run_into(self, where: str, how: str, restarted: bool = False) -> list[int]:
-        """Order a fault, and do what makes the culprit pass the place; the env_ids that are flagged by steps."""
-        order(self.directory, where, how)
-        if where == "call":
-            self.envs.call("poke")
-        elif where in ("reset", "masked reset"):
-            self.reset(where == "masked reset", restarted)
-        else:
-            return [env_id for _ in range(7) for env_id in self.step()]
-        return []
+def run_into(audit: VectorAudit, directory: Path, where: str, how: str, restarted: bool = False) -> list[int]:
+    """Order a fault, and do what makes the culprit pass the place; the env_ids that are flagged by steps."""
+    order(directory, where, how)
+    if where == "call":
+        audit.envs.call("poke")
+    elif where in ("reset", "masked reset"):
+        audit.reset(where == "masked reset", CULPRITS_ENVS if restarted else ())
+    else:
+        return [env_id for _ in range(7) for env_id in audit.step()]
+    return []
 
 
 def vector_limit_of(where: str) -> str:
@@ -529,10 +493,9 @@ def vector_limit_of(where: str) -> str:
 @pytest.mark.parametrize(("where", "how"), one_in(2, VECTOR_RUNNING, FATAL))
 def test_a_vector_env_ends_with_its_worker(where: str, how: str, tmp_path: Path) -> None:
     with contextlib.closing(make_vector_env(tmp_path)) as envs:
-        audit = Audit(envs, tmp_path)
-        audit.reset()
+        audit = VectorAudit(envs)
         audit.step()
-        error = error_of(lambda: audit.run_into(where, how))
+        error = error_of(lambda: run_into(audit, tmp_path, where, how))
         check_death(error, where, how, vector_limit_of(where))
         assert type(error_of(envs.reset)) is ClosedEnvironmentError
 
@@ -544,16 +507,15 @@ def test_a_vector_env_restarts_a_worker_wherever_and_however_it_ends(
     where: str, half: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.closing(make_vector_env(tmp_path, "restart")) as envs:
-        audit = Audit(envs, tmp_path)
-        audit.reset()
+        audit = VectorAudit(envs)
         for number, how in enumerate(FATAL[(VECTOR_RUNNING.index(where) + 1 - half) % 2 :: 2], 1):
             assert audit.step() == []
             if where == "call":
-                error = error_of(lambda how=how: audit.run_into(where, how))  # type: ignore[misc]
+                error = error_of(lambda how=how: run_into(audit, tmp_path, where, how))  # type: ignore[misc]
                 assert type(error) is (WorkerDiedError if how in DEATHS else WorkerTimeoutError)
                 flagged = audit.step()
             else:
-                flagged = audit.run_into(where, how, restarted=True)
+                flagged = run_into(audit, tmp_path, where, how, restarted=True)
             assert flagged == ([] if where in ("reset", "masked reset") else list(CULPRITS_ENVS))
             assert len(caplog.messages) == number
             check_words(caplog.messages[-1], where, how, vector_limit_of(where))
@@ -562,11 +524,11 @@ def test_a_vector_env_restarts_a_worker_wherever_and_however_it_ends(
 @pytest.mark.parametrize("where", VECTOR_RUNNING)
 def test_what_is_raised_in_a_vector_env_comes_in_its_own_type_and_it_goes_on(where: str, tmp_path: Path) -> None:
     with contextlib.closing(make_vector_env(tmp_path)) as envs:
-        audit = Audit(envs, tmp_path)
+        audit = VectorAudit(envs)
         for how in RAISED:
             audit.last, _ = envs.reset()
             assert audit.step() == []
-            check_raised(error_of(lambda how=how: audit.run_into(where, how)), where, how)  # type: ignore[misc]
+            check_raised(error_of(lambda how=how: run_into(audit, tmp_path, where, how)), where, how)  # type: ignore[misc]
         audit.last, _ = envs.reset()
         assert audit.last[:, [0, 2]].tolist() == [[i, 0] for i in range(N)]
         assert [audit.step() for _ in range(8)] == [[]] * 8
@@ -584,8 +546,7 @@ def test_a_replacement_in_a_vector_env_whose_constructor_dies_or_hangs_is_replac
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.closing(make_vector_env(tmp_path, "restart", start_timeout_s=START_S)) as envs:
-        audit = Audit(envs, tmp_path)
-        audit.reset()
+        audit = VectorAudit(envs)
         for how in FATAL:
             audit.step()
             order(tmp_path, "constructor", how)
@@ -599,8 +560,7 @@ def test_a_replacement_in_a_vector_env_whose_constructor_dies_or_hangs_is_replac
 @pytest.mark.parametrize("how", RAISED)
 def test_a_replacement_in_a_vector_env_whose_constructor_raises_ends_it(how: str, tmp_path: Path) -> None:
     envs = make_vector_env(tmp_path, "restart")
-    audit = Audit(envs, tmp_path)
-    audit.reset()
+    audit = VectorAudit(envs)
     order(tmp_path, "constructor", how)
     order(tmp_path, "step", "SIGKILL")
     check_not_started(error_of(audit.step), how)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from audits import until
 from gymnasium.error import ClosedEnvironmentError
 from members import Short, population
 from policies import zeros
@@ -85,28 +86,21 @@ PRODUCTS: list[Any] = [Pool, VectorEnv, OfMembers]
 def test_a_close_from_another_thread_ends_a_call_that_waits_with_an_error_of_its_own(
     product: Any, tmp_path: Path
 ) -> None:
-    begun, until = tmp_path / "begun", tmp_path / "until"
-    user = product(lambda: Slow(begun, until), tmp_path)
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    user = product(lambda: Slow(begun, go), tmp_path)
     with ThreadPoolExecutor(2) as threads:
         call = threads.submit(user.use)
-        wait_until(begun.exists)
+        until(begun.exists)
         closing = threads.submit(user.it.close)
         # The call has ended, and closes, although no step has.
-        wait_until(lambda: user.it._one_thread._closing)
-        until.touch()
+        until(lambda: user.it._one_thread._closing)
+        go.touch()
         with pytest.raises(user.closed_error, match=r"is closed$|after a call to `close\(\)`"):
             call.result(LATE_S)
         closing.result(LATE_S)
     assert user.it.closed
     with pytest.raises(user.closed_error):
         user.use()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LATE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.mark.more

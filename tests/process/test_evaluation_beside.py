@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from audits import until
 from envs import Acting, Plain, once
 from inside import pid_of
 from policies import lean, zeros
@@ -66,12 +66,6 @@ class Gated(LedgerEnv):
 def audit(pool: AsyncWorkerPool, stop: Stop, expected: dict[int, tuple[int, ...]]) -> None:
     for rollout in pool.rollouts(stop):
         check_ledger(rollout, expected)
-
-
-def wait_until(holds: Any, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
 
 
 @pytest.mark.one_in(2)
@@ -269,7 +263,7 @@ def test_versions_by_name_and_frozen_ones_stay_for_as_long_as_they_are_evaluated
         per_step = [found.episodes[name].returns / found.episodes[name].lengths for name in ("hen", past)]
         assert [each.tolist() for each in per_step] == [[2.0] * 4, [7.0] * 4]
         stream = pool.rollouts()
-        wait_until(lambda: next(stream) and not pool.statistics().frozen_policies, "its place is free")
+        until(lambda: not pool.statistics().frozen_policies, lambda: next(stream))
 
 
 def test_one_is_under_way_at_a_time_and_one_that_is_waited_for_comes_behind_it(tmp_path: Path) -> None:
@@ -306,7 +300,7 @@ def test_a_worker_in_the_place_of_a_dead_one_evaluates_the_same_version(tmp_path
             assert pool.publish(agent) == version
             if version in (5, 10):
                 os.kill(pid_of(pool, version // 6), signal.SIGKILL)
-        wait_until(lambda: next(stream) and pool.statistics().worker_restarts == 2, "two restarts")
+        until(lambda: pool.statistics().worker_restarts == 2, lambda: next(stream))
         (tmp_path / "go").touch()
         found = pending.result()
     assert found.policy_version == 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from audits import until
 from inside import pid_of
 
 from parenv import Action, AsyncWorkerPool, Policy, RestartPolicy, TorchPolicy, WorkerOptions
@@ -70,13 +69,6 @@ def held(pool: AsyncWorkerPool) -> set[float]:
     return {value for values in pool.call("weight") for value in values}
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + AT_MOST_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_all_hold_the_newest_version_and_no_message_was_needed() -> None:
     with opened(3) as pool:
         for value in range(1, 8):
@@ -107,7 +99,7 @@ def test_whoever_takes_the_place_of_one_that_was_asked_loads_it_too(end: str) ->
         os.kill(stopped, signal.SIGSTOP)
         thread = threading.Thread(target=pool.synchronize)
         thread.start()
-        wait_for(lambda: loading.asked(1) is None)
+        until(lambda: loading.asked(1) is None)
         if end == "killed":
             assert loading.asked(0) is not None
             os.kill(stopped, signal.SIGKILL)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audits import Audit
 from envs import ledgers
 from inside import generation_of, workers_of
 from network import Network, why_not
@@ -29,25 +30,18 @@ pytestmark = [
 SILENCE_S = 1.5
 
 
-class Run:
+class Run(Audit):
     """An audited pool with one worker here and one on a host behind a network."""
 
     def __init__(self, pool: AsyncWorkerPool, network: Network) -> None:
-        self.pool, self.network = pool, network
-        self.expected: dict[int, tuple[int, ...]] = {}
-        self.by_worker = {0: 0, 1: 0}
-        self._rollouts = pool.rollouts(Stop(seconds=250))
+        super().__init__(pool)
+        self.network, self.by_worker = network, {0: 0, 1: 0}
 
-    def until(self, holds: Callable[[], Any], seconds: float = 120.0) -> float:
-        """Take rollouts until something holds; the seconds it took."""
-        began = time.monotonic()
-        while not holds():
-            assert time.monotonic() - began < seconds, "it did not come to that in time"
-            rollout = next(self._rollouts)
-            check_ledger(rollout, self.expected)
-            for worker in rollout.env_ids.tolist():  # One sub-environment each.
-                self.by_worker[worker] += 1
-        return time.monotonic() - began
+    def next(self) -> Any:
+        rollout = super().next()
+        for worker in rollout.env_ids.tolist():  # One sub-environment each.
+            self.by_worker[worker] += 1
+        return rollout
 
     def for_some_time(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

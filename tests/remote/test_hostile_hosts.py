@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from audits import until
 from envs import ledgers
 from fake_hosts import LATE_S, FakeHost, Misbehaviour, SteppingHost
 from gymnasium import spaces
@@ -39,7 +40,6 @@ from offences import (
     with_bytes,
 )
 from policies import zeros
-from worker_hosts import until
 
 from parenv import AsyncWorkerPool, HostLostError, ParallelVectorEnv, Stop, WorkerOptions, WorkerTimeoutError
 from parenv.errors import ProtocolError

@@ -8,39 +8,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from audits import Audit, until
 from envs import ledgers
 from inside import generation_of, workers_of
 from policies import zeros
 from sampling import one_in
-from worker_hosts import until
 
 from parenv import AsyncWorkerPool, HostLostError, RestartLimitError, Stop, WorkerOptions, WorkerTimeoutError
-from parenv.testing import LedgerEnv, check_ledger
+from parenv.testing import LedgerEnv
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
-
-
-class Audit:
-    """Takes rollouts of ledgers, and asks for something at certain env steps."""
-
-    def __init__(self, pool: AsyncWorkerPool) -> None:
-        self.pool, self.expected = pool, dict[int, tuple[int, ...]]()
-        self._rollouts: Iterator[Any] = pool.rollouts(Stop(seconds=250))
-
-    def take(self, env_steps: int) -> None:
-        while env_steps > 0:
-            env_steps -= check_ledger(next(self._rollouts), self.expected)
-
-    def until(self, holds: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 120.0
-        while not holds():
-            assert time.monotonic() < deadline
-            self.take(1)
 
 
 @pytest.mark.parametrize("mode", one_in(2, ["sync", "async"]))

@@ -18,6 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from audits import VectorAudit, until
 from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError
@@ -179,42 +180,6 @@ def kill_me() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def until(holds: Callable[[], bool], act: Callable[[], object]) -> None:
-    """Do something until that has led to something, which is no matter of how often."""
-    deadline = time.monotonic() + 120.0
-    while not holds():
-        assert time.monotonic() < deadline
-        act()
-
-
-class Ledgers:
-    """Steps ledgers in SAME_STEP mode, and audits every row."""
-
-    def __init__(self, envs: ParallelVectorEnv) -> None:
-        self.envs, self.restarts = envs, np.zeros(envs.num_envs, np.int64)
-        self._last, _ = envs.reset()
-
-    def step(self) -> None:
-        found = self.envs.step(np.zeros(self.envs.num_envs, np.int64))
-        observations, rewards, terminated, truncated, infos = found
-        flagged = infos.get("worker_restarted", np.zeros(self.envs.num_envs, bool))
-        self.restarts += flagged
-        for i, (env_id, episode, step) in enumerate(self._last.tolist()):
-            assert env_id == i
-            if flagged[i]:
-                assert (observations[i].tolist(), rewards[i]) == ([i, 0, 0], 0.0)
-                assert infos["final_obs"][i].tolist() == [i, episode, step]
-                assert (terminated[i], truncated[i]) == (False, True)
-                continue
-            ended = step + 1 >= episode_length(i, episode, 7)
-            arrived = infos["final_obs"][i] if ended else observations[i]
-            assert arrived.tolist() == [i, episode, step + 1]
-            assert rewards[i] == ledger_reward(i, episode, step + 1)
-            assert terminated[i] | truncated[i] == ended
-            assert not ended or observations[i].tolist() == [i, episode + 1, 0]
-        self._last = observations
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:the actions are float64:UserWarning")
 @pytest.mark.parametrize(
@@ -356,7 +321,7 @@ def test_a_worker_that_dies_is_started_again_where_there_is_room(near: NearHosts
         placement=near.placement(num_local=1),
     )
     with contextlib.closing(envs):
-        ledgers = Ledgers(envs)
+        ledgers = VectorAudit(envs)
         for killed in (1, 0, 2, 1):
             for _ in range(10):
                 ledgers.step()
@@ -433,7 +398,7 @@ def test_no_row_is_lost_or_doubled_while_hosts_are_killed(hosts: Any, near: Near
         placement=hosts.placement(num_local=1),
     )
     with contextlib.closing(envs):
-        ledgers = Ledgers(envs)
+        ledgers = VectorAudit(envs)
         near.start(3)
         until(lambda: workers_of(envs).placement.traffic().hosts == 3, ledgers.step)
         while running:

@@ -7,13 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+from audits import until
 
 from parenv import RemotePlacement
 from parenv.remote.net.host_keys import create_keys
@@ -69,13 +68,6 @@ class Hosts:
             if process.stderr is not None and not process.stderr.closed:
                 process.communicate()
         until(lambda: not self.alive(), seconds=120.0)
-
-
-def until(holds: Callable[[], Any], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from audits import until
 from late import Late
 from ray_cluster import RayCluster
 from scripts import printed_by
@@ -111,13 +112,6 @@ def make_hosts(add_node: object) -> Iterator[Callable[..., tuple[RayHosts, Drive
         yield make
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = LATE_S) -> None:
-    limit = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < limit, "not in time"
-        time.sleep(0.02)
-
-
 def are_gone(processes: list[int]) -> bool:
     def is_gone(pid: int) -> bool:
         try:
@@ -143,7 +137,7 @@ def test_a_host_that_is_killed_comes_back(make_hosts: Any, signum: signal.Signal
     _, driver = make_hosts(1)
     killed = driver.hear()
     os.kill(killed.pid, signum)
-    wait_until(lambda: are_gone(killed.processes), SOON_S)
+    until(lambda: are_gone(killed.processes), seconds=SOON_S)
     back = driver.hear()
     assert (back.pid != killed.pid, back.num_workers, back.keys) == (True, 1, KEYS)
 
@@ -154,7 +148,7 @@ def test_a_host_whose_node_is_lost_comes_back_on_another(cluster: RayCluster, ad
     lost = driver.hear()
     assert lost.raylet == raylet
     cluster.remove(raylet)
-    wait_until(lambda: are_gone(lost.processes), SOON_S)
+    until(lambda: are_gone(lost.processes), seconds=SOON_S)
     (problem,) = hosts.problems(joined=0)
     assert problem.startswith("1 of 1 worker hosts have been placed by Ray and are not connected")
     assert driver.address in problem
@@ -176,7 +170,7 @@ def test_a_host_on_a_node_that_ray_had_given_up_ends_by_itself(add_node: Any, ma
     finally:
         for pid in (raylet, forsaken.pid):
             os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: are_gone(forsaken.processes))
+    until(lambda: are_gone(forsaken.processes))
 
 
 def test_resources_that_no_node_has_are_named_until_one_comes(add_node: Any, make_hosts: Any) -> None:
@@ -193,7 +187,7 @@ def test_resources_that_are_in_use_are_named(make_hosts: Any) -> None:
     _, driver = make_hosts(1, resources={"CPU": 1.5})
     driver.hear()
     hosts, _ = make_hosts(2, resources={"CPU": 1})
-    wait_until(lambda: "what is free on all nodes together is CPU: 0.5" in hosts.problems()[0])
+    until(lambda: "what is free on all nodes together is CPU: 0.5" in hosts.problems()[0])
     assert hosts.problems()[0].startswith("2 of 2 worker hosts wait for Ray to place them: each needs CPU: 1, and ")
 
 
@@ -202,7 +196,7 @@ def test_a_host_that_ends_is_replaced(make_hosts: Any, word: bytes, caplog: pyte
     hosts, driver = make_hosts(1)
     ended = driver.hear()
     ended.connection.sendall(word)
-    wait_until(lambda: hosts.problems() != [])
+    until(lambda: hosts.problems() != [])
     assert hosts.problems()[0].startswith("1 of 1 worker hosts have ended; Ray's log of them says why")
     assert ray.get(hosts._hosts[0].ended) is None, "a driver would unpickle this"
     assert driver.hears_nobody(for_s=0.2)
@@ -223,7 +217,7 @@ def test_a_host_that_cannot_run_is_not_replaced_for_ever(make_hosts: Any, caplog
         return "any more" in caplog.text
 
     with caplog.at_level(logging.WARNING, logger="parenv"):
-        wait_until(is_given_up)
+        until(is_given_up)
         hosts.tend()
     told = "worker host 0 of Ray has ended; "
     assert [record.getMessage() for record in caplog.records] == [
@@ -240,7 +234,7 @@ def test_hosts_that_end_in_time_are_not_killed(make_hosts: Any) -> None:
     began = time.monotonic()
     hosts.close(timeout_s=LATE_S)
     assert time.monotonic() - began < SOON_S
-    wait_until(lambda: are_gone(host.processes), SOON_S)
+    until(lambda: are_gone(host.processes), seconds=SOON_S)
 
 
 def test_close_does_not_wait_for_hosts_without_a_place(make_hosts: Any) -> None:
@@ -254,7 +248,7 @@ def test_close_kills_hosts_that_wait_or_run_and_may_be_called_again(make_hosts: 
     hosts, driver = make_hosts(2, resources={"CPU": 1.5})
     host = driver.hear()
     hosts.close()
-    wait_until(lambda: are_gone(host.processes), SOON_S)
+    until(lambda: are_gone(host.processes), seconds=SOON_S)
     hosts.close()
     hosts.tend()
     assert hosts.problems() == []
@@ -308,7 +302,7 @@ def test_hosts_end_with_their_driver(cluster: RayCluster, driver: Driver) -> Non
     with run(SCRIPT.replace("SHUTDOWN", ""), cluster, driver.address) as script:
         host = driver.hear()
         script.kill()
-    wait_until(lambda: are_gone(host.processes), SOON_S)
+    until(lambda: are_gone(host.processes), seconds=SOON_S)
 
 
 @pytest.mark.parametrize(("then", "remains"), [("", False), ("ray.init()", True)])
@@ -319,7 +313,7 @@ def test_a_ray_that_was_shut_down_is_let_be(cluster: RayCluster, driver: Driver,
         said, _ = script.communicate(timeout=LATE_S)
     assert script.returncode == 0
     assert said == "['Ray was shut down, and with it all worker hosts']\n"
-    wait_until(lambda: are_gone(host.processes), SOON_S)
+    until(lambda: are_gone(host.processes), seconds=SOON_S)
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

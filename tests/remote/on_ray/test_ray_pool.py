@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from audits import Audit
 from envs import ledgers
 from inside import generation_of, pid_of
 from members import after
@@ -55,29 +54,22 @@ def test_policies_by_name_act_on_actors(cluster: RayCluster) -> None:
 
 def test_an_actor_is_killed_and_a_node_is_lost_and_nothing_of_the_ledger(cluster: RayCluster) -> None:
     second = cluster.add()
-    expected: dict[int, tuple[int, ...]] = {}
     placement = RayPlacement(num_workers=3, resources={"CPU": 0.5})
     with AsyncWorkerPool(ledgers(6), zeros, rollout_length=8, placement=placement) as pool:
-        rollouts = pool.rollouts(Stop(seconds=2 * LATE_S))
-
-        def until(holds: Callable[[], Any]) -> None:
-            deadline = time.monotonic() + LATE_S
-            while not holds():
-                assert time.monotonic() < deadline
-                check_ledger(next(rollouts), expected)
+        audit = Audit(pool, seconds=2 * LATE_S)
 
         def everybody_is_back() -> Any:
             return pool.statistics().workers_alive == 3 and pool.statistics().hosts == 3
 
-        until(lambda: len(expected) == 6)
+        audit.until(lambda: len(audit.expected) == 6)
         victim = pid_of(pool, 0)
         actor = psutil.Process(psutil.Process(victim).ppid()).ppid()
         os.kill(actor, signal.SIGKILL)
-        until(lambda: pool.statistics().worker_restarts == 1 and everybody_is_back())
+        audit.until(lambda: pool.statistics().worker_restarts == 1 and everybody_is_back())
         cluster.remove(second)
-        until(lambda: pool.statistics().worker_restarts >= 2 and everybody_is_back())
+        audit.until(lambda: pool.statistics().worker_restarts >= 2 and everybody_is_back())
         enough = pool.statistics().env_steps + 2000
-        until(lambda: pool.statistics().env_steps > enough)
+        audit.until(lambda: pool.statistics().env_steps > enough)
         assert {generation_of(pool, worker) for worker in range(3)} != {0}
 
 
