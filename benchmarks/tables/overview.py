@@ -1,6 +1,6 @@
-"""The picture of the README: env steps per second of parenv and its peers on the same work, the best of each library.
+"""The picture of the README: throughput over 1 to 15 workers, and on two cores beside the vector envs that people use.
 
-Drawn from what ``peers/stepping.py`` and ``peers/rollouts.py`` have written.
+Drawn from what ``peers/cores.py`` and ``peers/stepping.py`` have written.
 
 python benchmarks/tables/overview.py
 """
@@ -11,60 +11,83 @@ from typing import Any
 
 import field
 
-OURS, THEIRS, EDGE = "#1f6fb4", "#b3b8bf", "#8a9099"
-STEPPING, ROLLOUTS = "cartpole-64", "peers_rollouts"
-TITLES = ("64 CartPoles, stepped with random actions", "64 CartPoles and a small network: rollouts")
+OURS, THEIRS, EDGE = "#1f6fb4", "#7d848c", "#8a9099"
+WORKERS = (1, 2, 4, 8, 15)
+LINES = {
+    "limit": ("upper bound: independent processes", {"color": EDGE, "linestyle": ":"}),
+    "parenv, step": ("parenv", {"color": OURS, "linewidth": 2.5}),
+    "Gymnasium AsyncVectorEnv": ("AsyncVectorEnv", {"color": THEIRS}),
+    "SB3 SubprocVecEnv": ("SubprocVecEnv", {"color": THEIRS, "linestyle": "--"}),
+}
+BARS = {
+    "EnvPool, own C++ envs, step": "EnvPool (C++ environments)",
+    "parenv, step": "parenv (2 workers)",
+    "Gymnasium SyncVectorEnv": "SyncVectorEnv (1 process)",
+    "Gymnasium AsyncVectorEnv": "AsyncVectorEnv",
+    "SB3 SubprocVecEnv": "SubprocVecEnv",
+}
+
+
+def growth() -> dict[str, list[float]]:
+    """Return env steps per second with 120 HalfCheetahs, by system, for each number of workers."""
+    found = field.read("peers_cores")
+    return {name: [found[f"halfcheetah-{workers}"][name]["median"] for workers in WORKERS] for name in LINES}
 
 
 def stepping() -> dict[str, float]:
-    """Env steps per second of vector envs, and of EnvPool on environments that are its own."""
-    found = field.read("peers_stepping")[STEPPING]
-    rates = {name: one["median"] for name, one in found.items() if "median" in one}
-    return field.best_of_each(rates) | {
-        field.OWN_ENVIRONMENTS: max(rate for name, rate in rates.items() if name.startswith("EnvPool"))
-    }
-
-
-def rollouts() -> dict[str, float]:
-    """Env steps per second at which the systems deliver rollouts of the same network's actions."""
-    found = field.read(ROLLOUTS)
-    return field.best_of_each({name: one["median"] for name, one in found.items() if "median" in one})
+    """Return env steps per second with 64 CartPoles on two cores, by system."""
+    found = field.read("peers_stepping")["cartpole-64"]
+    return {label: found[name]["median"] for name, label in BARS.items()}
 
 
 def draw() -> None:
-    """Write ``results/overview.png``: the most steps on top, parenv in colour."""
+    """Write ``results/overview.png``."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    parts = [stepping(), rollouts()]
-    # One above the other: beside each other they cannot be read on a telephone.
-    figure, axes = plt.subplots(2, 1, figsize=(7.2, 6.2), layout="constrained")
-    for axis, title, rates in zip(axes, TITLES, parts, strict=True):
-        _panel(axis, title, rates)
-    figure.suptitle("Env steps per second on the same two cores, best variant of each library", fontsize=12)
-    figure.savefig(field.RESULTS / "overview.png", dpi=130)
+    # One panel above the other: two beside each other cannot be read on a phone.
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.2, 7.0), layout="constrained", height_ratios=(3, 2))
+    _lines(above, growth())
+    _bars(below, stepping())
+    figure.savefig(field.RESULTS / "overview.png", dpi=130, facecolor="white")
 
 
-def _panel(axis: Any, title: str, rates: dict[str, float]) -> None:
-    names = sorted(rates, key=lambda name: -rates[name])
-    for row, name in enumerate(names):
-        axis.barh(row, rates[name], 0.72, **_style(name))
-        axis.text(rates[name] + 0.015 * rates[names[0]], row, f"{rates[name]:,.0f}", va="center", fontsize=10)
-    axis.set_yticks(range(len(names)), names, fontsize=10)
+def _lines(axis: Any, rates: dict[str, list[float]]) -> None:
+    for name, (label, style) in LINES.items():
+        axis.plot(WORKERS, rates[name], **style)
+        above = 4 if name != "SB3 SubprocVecEnv" else -9
+        axis.annotate(
+            f"{label}  {rates[name][-1] / 1000:,.0f}k",
+            (WORKERS[-1], rates[name][-1]),
+            xytext=(-6, above),
+            textcoords="offset points",
+            ha="right",
+            va="bottom" if above > 0 else "top",
+            color=style["color"],
+            fontweight="bold" if label == "parenv" else "normal",
+        )
+    axis.set_title("Step 120 HalfCheetahs on 16 cores: env steps/s by workers", fontsize=11)
+    axis.set(xlim=(1, 15.2), ylim=(0, 1.08 * max(rates["limit"])), xticks=WORKERS)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f}k")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _bars(axis: Any, rates: dict[str, float]) -> None:
+    for row, (name, rate) in enumerate(rates.items()):
+        style = {"color": OURS if name.startswith("parenv") else THEIRS}
+        if name.startswith("EnvPool"):
+            style = {"color": "#e6e8eb", "hatch": "////", "edgecolor": EDGE, "linewidth": 0}
+        axis.barh(row, rate, 0.72, **style)
+        axis.text(rate + 0.015 * max(rates.values()), row, f"{rate / 1000:,.0f}k", va="center", fontsize=10)
+    axis.set_yticks(range(len(rates)), list(rates), fontsize=10)
     for label in axis.get_yticklabels():
-        label.set(**({"color": OURS, "fontweight": "bold"} if label.get_text() == "parenv" else {}))
-    axis.set_title(title, fontsize=11)
-    axis.set(xlim=(0, 1.17 * rates[names[0]]), ylim=(len(names) - 0.4, -0.6))
+        label.set(**({"color": OURS, "fontweight": "bold"} if label.get_text().startswith("parenv") else {}))
+    axis.set_title("Step 64 CartPoles on 2 cores: env steps/s", fontsize=11)
+    axis.set(xlim=(0, 1.12 * max(rates.values())), ylim=(len(rates) - 0.4, -0.6))
     axis.set_xticks([])
     axis.spines[["top", "right", "bottom"]].set_visible(False)
-
-
-def _style(name: str) -> dict[str, Any]:
-    if name == field.OWN_ENVIRONMENTS:
-        return {"color": "#e6e8eb", "hatch": "////", "edgecolor": EDGE, "linewidth": 0}
-    return {"color": OURS if name == "parenv" else THEIRS}
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ TABLE = """
 {many}. {two}. A worker killed by SIGKILL was replaced and stepped again after {again:.2f} s (median).
 """
 CAPTION = (
-    "*Env steps per second on {machine}, best variant of each library; drawn by "
-    "`python benchmarks/tables/overview.py`.*"
+    "*Stepping with random actions. Above: {many}, `python benchmarks/peers/cores.py`. Below: {two}, "
+    "`python benchmarks/peers/stepping.py`.*"
 )
 
 
@@ -41,7 +41,9 @@ def filled(text: str) -> str:
     """Return the README with its generated parts renewed."""
     parts = {
         "benchmarks": table(),
-        "caption": CAPTION.format(machine=machine(read("peers_stepping")["machine"])),
+        "caption": CAPTION.format(
+            many=machine(read("peers_cores")["machine"]), two=machine(read("peers_stepping")["machine"])
+        ),
         "threshold": f"about {about(threshold_us())} µs",
     }
     for name, part in parts.items():
