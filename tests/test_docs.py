@@ -115,6 +115,14 @@ def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
     assert shown.count("mean return of the last") == 5
 
 
+def test_the_tutorial_shows_the_code_of_its_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    code = importlib.import_module("tutorial_code")
+    page = (DOCS / "tutorial.md").read_text()
+    assert len(code.STEPS) == 5
+    assert code.filled(page) == page, "python docs/tutorial_code.py writes it"
+
+
 def test_every_public_class_has_an_example_that_runs() -> None:
     modules = [parenv, parenv.learning, parenv.returns, parenv.progress, parenv.testing, parenv.adapters.sb3]
     modules.append(parenv.exporting)

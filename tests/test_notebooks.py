@@ -21,8 +21,8 @@ print(nbformat.writes(notebook))
 @pytest.mark.more
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_a_kernel(path: Path, tmp_path: Path) -> None:
-    kept = [cell for cell in json.loads(path.read_text())["cells"] if cell.get("outputs")]
-    assert kept == [], "outputs are not kept: they hold figures of one machine"
+    kept = [output for cell in json.loads(path.read_text())["cells"] for output in cell.get("outputs", ())]
+    assert len(kept) > 3, "notebooks ship with their outputs"
     cells = json.loads(printed_by(EXECUTE, str(path), str(tmp_path)))["cells"]
     shown = [output for cell in cells for output in cell.get("outputs", ())]
     assert len(shown) > 3

@@ -10,7 +10,7 @@ from torch import nn
 
 from parenv.returns import discounted_returns
 
-TOTAL_ENV_STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
+TOTAL_ENV_STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
 ROLLOUT_LENGTH, GAMMA, NUM_ENVS = 16, 0.98, 16
 
 
@@ -40,6 +40,7 @@ def learn(agent, optimizer, observations, actions, returns):
 
 
 torch.set_num_threads(1)
+torch.manual_seed(1)
 agent = Agent()
 optimizer = torch.optim.Adam(agent.parameters(), 3e-3)
 envs = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -70,4 +71,4 @@ for _ in range(TOTAL_ENV_STEPS // (ROLLOUT_LENGTH * NUM_ENVS)):
     )
     learn(agent, optimizer, *(torch.as_tensor(values) for values in (block["observations"], block["actions"], returns)))
 envs.close()
-print(f"mean return of the last 20 episodes: {np.mean(episode_returns[-20:]):.1f}")
+print(f"mean return of the last 100 episodes: {np.mean(episode_returns[-100:]):.1f}")

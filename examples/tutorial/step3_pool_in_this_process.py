@@ -9,7 +9,7 @@ from torch import nn
 from parenv import AsyncWorkerPool, Stop, TorchPolicy
 from parenv.returns import discounted_returns
 
-TOTAL_ENV_STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
+TOTAL_ENV_STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
 ROLLOUT_LENGTH, GAMMA, NUM_ENVS = 16, 0.98, 16
 
 
@@ -39,6 +39,7 @@ def learn(agent, optimizer, observations, actions, returns):
 
 
 torch.set_num_threads(1)
+torch.manual_seed(1)
 agent = Agent()
 optimizer = torch.optim.Adam(agent.parameters(), 3e-3)
 policy = TorchPolicy(agent, outputs=("actions", None, None, "value"))
