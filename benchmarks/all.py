@@ -54,6 +54,7 @@ NAMES = (
     "gallery breakout-ppo",
     "tables/overview",
     "tables/table",
+    "tables/readme",
 )
 
 
