@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lib.common import RESULTS, save
 
 SEEDS = (1, 2, 3, 4)
@@ -35,9 +36,11 @@ def draw(curves: dict[str, list[Any]], path: Path) -> None:
     figure, (sync, asynchronous, lags) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     for name, runs in curves.items():
         axis = sync if name.startswith("A2C") else asynchronous
-        for seed, run in enumerate(runs):
-            steps, _, returns = zip(*run.points, strict=True)
-            axis.plot(steps, returns, color=COLOURS[name], linewidth=1.2, label=name if seed == 0 else None)
+        steps = np.linspace(0, max(run.points[-1][0] for run in runs), 200)
+        # A run that has reached its goal keeps its last value.
+        curves_of_seeds = [np.interp(steps, *list(zip(*run.points, strict=True))[::2]) for run in runs]
+        axis.fill_between(steps, np.min(curves_of_seeds, 0), np.max(curves_of_seeds, 0), color=COLOURS[name], alpha=0.2)
+        axis.plot(steps, np.median(curves_of_seeds, 0), color=COLOURS[name], linewidth=1.5, label=name)
     for axis, title in ((sync, "sync: equal samples"), (asynchronous, "async")):
         axis.axhline(475, color="black", linestyle=":", linewidth=1)
         axis.set(xlabel="env steps", ylabel="mean return of the last 100 episodes", title=f"CartPole-v1, {title}")

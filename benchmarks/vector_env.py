@@ -209,7 +209,7 @@ def wake_up_us() -> dict[str, float]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Bars per case: the share of the limit that each reaches."""
+    """Draw a panel of bars per case: the share of the upper bound that each system reaches."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -217,18 +217,19 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
     shown = [name for name in NAMES if name != "limit"]
     cases = [case for case in CASES if case in results and "parenv" in results[case]]
-    figure, axis = plt.subplots(figsize=(12, 5.5), layout="constrained")
-    width = 0.85 / len(shown)
     colours = ["#08519c", "#3182bd", "#6baed6", "#bdd7e7", "#e6550d", "#969696", "#bdbdbd", "#d9d9d9"]
-    for i, (name, colour) in enumerate(zip(shown, colours, strict=True)):
-        shares = [results[case].get(name, {}).get("ratio_to_limit", 0.0) for case in cases]
-        places = np.arange(len(cases)) + (i - len(shown) / 2 + 0.5) * width
-        axis.bar(places, shares, width, label=NAMES[name], color=colour)
-    axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    axis.set_xticks(range(len(cases)), cases)
-    axis.set_ylabel("env steps/s, share of two bare loops")
-    axis.set_title("Stepping vector envs on 2 cores (higher is better)")
-    axis.legend(frameon=False, ncols=2, fontsize=8)
+    # Two panels in a row: wide bars of all cases side by side cannot be read on a phone.
+    figure, axes = plt.subplots(-(-len(cases) // 2), 2, figsize=(9, 2.4 * -(-len(cases) // 2)), layout="constrained")
+    for column, (axis, case) in enumerate(zip(axes.flat, cases, strict=False)):
+        shares = [results[case].get(name, {}).get("ratio_to_limit", 0.0) for name in shown]
+        axis.barh(range(len(shown)), shares, 0.8, color=colours)
+        for row, share in enumerate(shares):
+            axis.text(share + 0.01, row, f"{share:.2f}" if share else "not measured", va="center", fontsize=9)
+        axis.set_yticks(range(len(shown)), [NAMES[name] for name in shown] if column % 2 == 0 else [], fontsize=9)
+        axis.set(title=case, xlim=(0, 1.08), ylim=(len(shown) - 0.4, -0.6), xticks=[])
+        axis.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+        axis.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.suptitle("Env steps/s on 2 cores, as a share of two independent processes")
     figure.savefig(path, dpi=110)
 
 
