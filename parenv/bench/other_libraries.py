@@ -177,7 +177,7 @@ def rllib_collected(algorithm: Any) -> int:
     sample = importlib.import_module("ray.rllib.execution.rollout_ops").synchronous_parallel_sample
     episodes = sample(worker_set=algorithm.env_runner_group, concat=True, _uses_new_env_runners=True)
     if not episodes:
-        raise RuntimeError("no env runner sent anything")
+        raise RuntimeError("no env runner has returned a sample")
     return sum(len(episode) for episode in episodes)
 
 

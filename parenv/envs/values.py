@@ -31,7 +31,8 @@ def row_writer(of: Sequence[Leaf], fit: Fit) -> Callable[[Rows, int, Any], None]
             values = flatten(of, observation)
         except (KeyError, IndexError, TypeError) as error:
             raise ObservationError(
-                f"the observation {observation!r} has not the structure of its space: {type(error).__name__} {error}"
+                f"the observation {observation!r} does not have the structure of its space: "
+                f"{type(error).__name__} {error}"
             ) from error
         for j, write_leaf in enumerate(writers):
             write_leaf(rows[j : j + 1], i, values[j])

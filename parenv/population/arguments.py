@@ -121,7 +121,7 @@ def make_plan(given: PopulationArguments) -> PopulationPlan:
 
 def _size(size: Any) -> int:
     if size == 1:
-        raise ConfigurationError("size=1 is a population of one, in which nobody can be copied: use an AsyncWorkerPool")
+        raise ConfigurationError("size must be at least 2, got 1. Use an AsyncWorkerPool for a single agent")
     return at_least("size", size, 2)
 
 

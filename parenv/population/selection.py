@@ -210,7 +210,7 @@ class Generational:
         """
         if not int(self.fraction * size + 1e-9):
             raise ConfigurationError(
-                f"Generational.fraction={self.fraction:g} of a population of {size} is nobody: use at least "
+                f"Generational.fraction={self.fraction:g} selects no member of a population of {size}: use at least "
                 f"{1 / size:.3g}"
             )
 

@@ -167,7 +167,7 @@ class WorkerRows:
         """Check numbers, kinds of infos and truth values. Returns the rows with an info."""
         finished, kinds = np.frombuffer(parts[0].tobytes(), "<i8"), np.frombuffer(parts[1].tobytes(), "<i4")
         if (finished > self._requested[rows]).any():
-            raise ProtocolError("a request is answered that was never made")
+            raise ProtocolError("an answer belongs to a request that was never made")
         if unknown := [kind for kind in set(kinds.tolist()) - {0, BY_MESSAGE} if kind not in allowed]:
             raise ProtocolError(f"the infos of this worker cannot be of kind {unknown[0]}")
         if any((parts[i] > 1).any() for i in self._flags):

@@ -147,7 +147,7 @@ class RolloutTransfer:
             spec = self._slots.spec
             known = [i for i, of in self._slots.policies().items() if spec.found[of].group == index]
             if not all(np.isin(arrays[name, 0], [NOBODY, *known]).all() for name in ("policies", "assigned")):
-                raise ProtocolError("a policy acts that is none of these agents'")
+                raise ProtocolError("an agent acts by a policy that does not belong to its group")
 
     def _mine(self, slot: int) -> tuple[Any, Sequence[Arrays]]:
         """Return the bytes that chunks are written to, and the arrays over them."""

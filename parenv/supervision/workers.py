@@ -146,7 +146,7 @@ class Workers:
         shares = [one.num_envs for one in ready]
         if shares != self.shares:
             if len(set(shares)) > 1:
-                raise ProtocolError(f"workers have {shares} sub-environments, and were to have {self.shares}")
+                raise ProtocolError(f"workers have {shares} sub-environments, but must have {self.shares}")
             self.shares, self.first_env_id = shares, self._first_worker * shares[0]
         return ready
 

@@ -143,7 +143,7 @@ class Trace:
         for name, values in infos.items():
             length = getattr(values, "shape", (None,))[:1] or (0,)
             if length[0] is not None and length[0] != self.env.num_envs:
-                self.note(f"the info {name!r} is no array with a row for each sub-environment: it is left out")
+                self.note(f"the info {name!r} is not an array with a row for each sub-environment: it is left out")
 
 
 def random_actions(space: Space[Any], batch: int) -> Any:

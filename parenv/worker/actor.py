@@ -100,7 +100,7 @@ def _array(values: Any) -> Any:
         return array_or_list(values)
     except ValueError as error:
         raise PolicyOutputError(
-            f"the policy returned a {type(values).__name__} that is no array. {_WAYS_OUT}"
+            f"the policy returned a {type(values).__name__} that is not an array. {_WAYS_OUT}"
         ) from error
 
 

@@ -360,7 +360,7 @@ class Listed(Policy):
         (lambda o: np.full(len(o), 5), "not in Discrete"),
         (torch.nn.Linear(4, 2), "TorchPolicy"),
         (TorchPolicy(torch.nn.Linear(4, 2), "forward", ("actions", "value")), r"shape \(2, 2\)"),
-        (lambda o: (zeros(o), {"v": zeros(o)}), "returned a tuple that is no array.*TorchPolicy"),
+        (lambda o: (zeros(o), {"v": zeros(o)}), "returned a tuple that is not an array.*TorchPolicy"),
         (Listed(), r"carry\['h'\] is a list of shape \(2,\).*Return arrays or tensors"),
     ],
 )

@@ -486,7 +486,7 @@ def make_none(hyperparameters: dict[str, float]) -> Any:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"size": 1}, "a population of one, in which nobody can be copied"),
+        ({"size": 1}, "size must be at least 2, got 1"),
         ({"size": 0}, "size must be an integer of at least 2, got 0"),
         ({"evolve": "tournament"}, r"evolve must be a Tournament\(...\) or a Generational\(...\)"),
         ({"evolve": Tournament(size=6)}, "cannot meet Tournament.size=6 others"),

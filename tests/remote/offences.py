@@ -374,7 +374,7 @@ ANSWERS: dict[str, tuple[Callable[[Answers], Answers], str]] = {
     ),
     "an answer to a request to come": (
         lambda good: with_bytes(good, 0, (1 << 40).to_bytes(8, "little")),
-        "a request is answered that was never made",
+        "an answer belongs to a request that was never made",
     ),
     "neither true nor false": (lambda good: with_bytes(good, FLAGS_AT, b"\x02"), "truth values are 0 or 1"),
     "a status slot that is too short": (

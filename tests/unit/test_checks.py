@@ -388,7 +388,7 @@ def test_who_acts_is_a_policy_of_these_agents(field: str, group: int, policy: in
         if sequence == 0:
             transfer.finish(AGENTS_COMMIT)
             arrays[group][field, 0].flat[0] = policy
-    with pytest.raises(ProtocolError, match="a policy acts that is none of these agents'"):
+    with pytest.raises(ProtocolError, match="an agent acts by a policy that does not belong to its group"):
         transfer.finish(replace(AGENTS_COMMIT, sequence=1))
 
 

@@ -64,7 +64,7 @@ def test_runners_without_a_share_for_each_environment_step_fewer_and_all_of_thei
 def test_runners_that_send_nothing_are_a_failure_and_no_figure(ray: Any) -> None:
     measure, _ = other_libraries.open_rllib(dict, num_envs=2, num_workers=1, rollout_length=10)
     ray.synchronous_parallel_sample.return_value = []
-    with pytest.raises(RuntimeError, match="no env runner sent anything"):
+    with pytest.raises(RuntimeError, match="no env runner has returned a sample"):
         measure(0.0)
 
 

@@ -77,7 +77,10 @@ def test_a_childs_values_differ_by_as_much_as_is_asked_for_and_stay_in_their_ran
         (lambda: Tournament(perturb=1.0), "Tournament.perturb must be between 0 and 1"),
         (lambda: Generational(resample=1.5), "Generational.resample must be a probability"),
         (lambda: Generational(fraction=0.6), "fraction must be above 0 and at most 0.5"),
-        (lambda: Generational(fraction=0.1).check_fits(8), "of a population of 8 is nobody: use at least 0.125"),
+        (
+            lambda: Generational(fraction=0.1).check_fits(8),
+            "selects no member of a population of 8: use at least 0.125",
+        ),
         (lambda: Tournament(size=4).check_fits(4), "cannot meet Tournament.size=4 others: use at most size=3"),
     ],
 )

@@ -70,9 +70,9 @@ def test_so_may_an_environment_whose_observations_have_no_fixed_size(space: Any,
         (UNIT, None, r"has shape \(\) and dtype object"),
         (spaces.Discrete(3), 1.0, r"has shape \(\) and dtype float64; its space says \(\) and int64"),
         (spaces.Dict(a=spaces.Dict(b=UNIT)), {"a": {"b": X[:1]}}, r"observation\['a'\]\['b'\] has shape \(1,\)"),
-        (spaces.Dict(a=UNIT, b=UNIT), {"a": X}, "has not the structure of its space: KeyError 'b'"),
-        (spaces.Tuple([UNIT, UNIT]), (X,), "has not the structure of its space: IndexError"),
-        (spaces.Tuple([UNIT, UNIT]), 3, "has not the structure of its space: TypeError"),
+        (spaces.Dict(a=UNIT, b=UNIT), {"a": X}, "does not have the structure of its space: KeyError 'b'"),
+        (spaces.Tuple([UNIT, UNIT]), (X,), "does not have the structure of its space: IndexError"),
+        (spaces.Tuple([UNIT, UNIT]), 3, "does not have the structure of its space: TypeError"),
     ],
 )
 def test_an_observation_that_does_not_fit_is_refused_with_its_place(

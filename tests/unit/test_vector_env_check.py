@@ -141,7 +141,7 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an info for all": (
         lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, u, {"clock": np.zeros(2)})),
-        "the info 'clock' is no array with a row for each sub-environment",
+        "the info 'clock' is not an array with a row for each sub-environment",
     ),
     "a known library": (lambda: Broken(NEXT), r"gymnasium 1\..* is installed. Known: FunctionalJaxVectorEnv"),
 }

@@ -154,7 +154,10 @@ class ReplayedVecEnv(VecEnv):
     def reset(self) -> VecEnvObs:
         """Begin an episode in every environment, with the seeds that were set since the last reset."""
         if any(self._options):
-            raise ConfigurationError("accelerate cannot give options to a reset: set_options has no way to the workers")
+            raise ConfigurationError(
+                "accelerate cannot send options to the workers. Do not call set_options, or use "
+                "make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv)"
+            )
         if self._parts_left:
             self._next_part()  # Workers may be in the middle of it.
         self._recorded, self._parts_left = None, 0
