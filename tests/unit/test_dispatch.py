@@ -173,7 +173,7 @@ def test_two_publishes_for_one_rollout_are_refused_at_the_second() -> None:
     dispatch = Dispatch(2, 0, max_policy_lag=1)
     first = take(dispatch)
     assert dispatch.publish() == 1
-    with pytest.raises(PolicyLagError, match="would make 1 rollouts that are under way older"):
+    with pytest.raises(PolicyLagError, match="rollouts in progress, 1 of them, would be older"):
         dispatch.publish()
     assert dispatch.version == 1
     dispatch.done(first)
