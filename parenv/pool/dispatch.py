@@ -103,9 +103,9 @@ class Dispatch(Scheduler):
             ]
             if late:
                 raise PolicyLagError(
-                    f"version {self.version + 1} cannot be published now: rollouts in progress, {len(late)} of them, would "
-                    f"be older than max_policy_lag={self._max_lag}. Publish at most once per rollout taken from the stream, raise "
-                    'max_policy_lag, or pass on_stale="drop"'
+                    f"version {self.version + 1} cannot be published now: rollouts in progress, {len(late)} of them, "
+                    f"would be older than max_policy_lag={self._max_lag}. Publish at most once per rollout taken from "
+                    'the stream, raise max_policy_lag, or pass on_stale="drop"'
                 )
         return super().publish()
 

@@ -164,7 +164,7 @@ def test_one_publish_too_many_is_refused_and_leaves_the_version(workers: int, pr
     for version in range(1, bound + 1):
         assert dispatch.publish() == version
     for _ in range(2):
-        with pytest.raises(PolicyLagError, match=f"publishing version {bound + 1} now .*max_policy_lag={bound}.*drop"):
+        with pytest.raises(PolicyLagError, match=f"version {bound + 1} cannot be published now.*max_policy_lag={bound}.*drop"):
             dispatch.publish()
         assert dispatch.version == bound
 
