@@ -7,10 +7,16 @@ from typing import Any
 from parenv.memory.layout import ALIGNMENT
 from parenv.memory.order import full_fence
 
-CHANGES_OFFSET = 32
-"""Offset of the number that changes with each request, in bytes."""
+GROUP = 32
+"""Number of workers that sleep on one number, as many as a futex has bits."""
+_CHANGES = 56
 _ROUNDS, _WANTED, _NOTIFIED, _SLEEPING = 36, 40, 48, 49
 _SUM = 48
+
+
+def changes_offset(worker: int) -> int:
+    """Return the offset in bytes of the uint32 that changes with each request to a worker or to others of its group."""
+    return ALIGNMENT * (1 + worker - worker % GROUP) + _CHANGES
 
 
 class StepSignals:

@@ -4,8 +4,8 @@ The numbers with which a worker is notified add up until it takes the sum, so no
 The sum holds four counts: orders, :data:`ALL`, :data:`MESSAGE` and :data:`ECHO`.
 
 The main process sleeps on an eventfd, because it waits for other descriptors too. The workers of a vector env sleep on
-one futex, so that a step of all costs the main process one system call. On a machine without futexes each worker has an
-eventfd.
+one futex for 32 of them, so that a step of all costs the main process one system call for each 32. Each has its own
+bit, so a request to one wakes no other. On a machine without futexes each worker has an eventfd.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from parenv.memory.order import fence, full_fence
 from parenv.memory.step_buffer import StepBuffer
-from parenv.memory.step_signals import CHANGES_OFFSET, StepSignals
+from parenv.memory.step_signals import GROUP, StepSignals, changes_offset
 from parenv.process.futex import EVERYONE, Futex
 from parenv.process.spinning import Spinner
 
@@ -99,14 +99,14 @@ class FutexWakeUp:
     inherited: tuple[int, ...] = ()
 
     def __init__(self, wake_ups: FutexWakeUps, worker: int) -> None:
-        self._wake_ups, self._bits = wake_ups, _bits_of(worker)
+        self._futex, self._bit = wake_ups.futex_of(worker), _bit_of(worker)
         self._sum = wake_ups.signals.request_sum(worker)
         self.sum_before = self._sum[0]
 
     def notify(self, value: int) -> None:
         """Add a number to the sum."""
         self._sum[0] = (self._sum[0] + value) & _SUM_MASK
-        self._wake_ups.wake(self._bits)
+        _change(self._futex, self._bit)
 
     def close(self) -> None:
         """Do nothing: there is no descriptor."""
@@ -123,20 +123,22 @@ class FutexWakeUps:
     """
 
     def __init__(self, buffer: Any) -> None:
-        self.signals, self._futex = StepSignals(buffer), Futex(buffer, CHANGES_OFFSET)
+        self.signals, self._buffer = StepSignals(buffer), buffer
+        self._futexes: dict[int, Futex] = {}
 
     def notify_all(self) -> None:
         """Request a step of every sub-environment, from all workers at once."""
         rounds = self.signals.rounds
         rounds[0] = (rounds[0] + 1) & _CHANGES_MASK
-        self.wake(EVERYONE)
+        for futex in self._futexes.values():
+            _change(futex, EVERYONE)
 
-    def wake(self, bits: int) -> None:
-        """Wake workers by their bits, after the numbers that they look at were written."""
-        fence()
-        changes = self._futex.number
-        changes[0] = (changes[0] + 1) & _CHANGES_MASK
-        self._futex.wake(bits)
+    def futex_of(self, worker: int) -> Futex:
+        """Return the futex on which a worker sleeps, with others of its group."""
+        group = worker // GROUP
+        if group not in self._futexes:
+            self._futexes[group] = Futex(self._buffer, changes_offset(worker))
+        return self._futexes[group]
 
 
 class FutexWaiter:
@@ -153,8 +155,8 @@ class FutexWaiter:
     """
 
     def __init__(self, buffer: Any, worker: int, sum_before: int) -> None:
-        signals, self._futex = StepSignals(buffer), Futex(buffer, CHANGES_OFFSET)
-        self._sum, self._rounds, self._bits = signals.request_sum(worker), signals.rounds, _bits_of(worker)
+        signals, self._futex = StepSignals(buffer), Futex(buffer, changes_offset(worker))
+        self._sum, self._rounds, self._bit = signals.request_sum(worker), signals.rounds, _bit_of(worker)
         # While this worker was not there, the main process notified the others one by one. So all rounds that this
         # process must serve are still to come.
         self._sum_seen, self._rounds_seen = sum_before, self._rounds[0]
@@ -171,9 +173,9 @@ class FutexWaiter:
                 fence()
                 return value
             if spinner is None:
-                self._futex.wait(seen, self._bits)
+                self._futex.wait(seen, self._bit)
             elif not spinner.heard(seen):
-                self._futex.wait(seen, self._bits)
+                self._futex.wait(seen, self._bit)
                 spinner.woke()
 
     def _new(self) -> int:
@@ -209,7 +211,8 @@ class Answers:
     def notify_if_enough(self, step_buffer: StepBuffer) -> None:
         """Notify the main process if as many rows are finished as it waits for."""
         full_fence()
-        if step_buffer.has_finished(self._wanted[0]):
+        # If another worker has notified already, the main process will look at the rows after it has cleared this.
+        if not self._notified[0] and step_buffer.has_finished(self._wanted[0]):
             self.notify()
 
 
@@ -240,6 +243,12 @@ def sleep(signals: StepSignals, poller: Poller, timeout_s: float) -> list[tuple[
         signals.sleeping[0] = 0
 
 
-def _bits_of(worker: int) -> int:
-    """Return the bits of a worker. Workers that share a bit are woken together, and look for numbers of their own."""
-    return 1 << worker % 32
+def _bit_of(worker: int) -> int:
+    return 1 << worker % GROUP
+
+
+def _change(futex: Futex, bits: int) -> None:
+    """Change the number that workers sleep on, and wake those with these bits."""
+    fence()
+    futex.number[0] = (futex.number[0] + 1) & _CHANGES_MASK
+    futex.wake(bits)

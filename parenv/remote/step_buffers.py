@@ -24,8 +24,7 @@ from parenv.memory.status_slot import StatusSlot, status_slot, take_status_slot
 from parenv.memory.step_signals import StepSignals
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
-from parenv.process.futex import AVAILABLE
-from parenv.process.wake_up import FutexWakeUp, FutexWakeUps, WakeUp
+from parenv.process.wake_up import FutexWakeUp, WakeUp
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import SideData
 from parenv.remote.host_messages import CHUNK_BYTES, Answers, Requests, RowPlan
@@ -307,7 +306,6 @@ class HostRows:
         self._poll = select.poll()
         self._poll.register(self.wake_up.fileno(), select.POLLIN)
         local.watch(self.wake_up.fileno())
-        self._shared = FutexWakeUps(self._head) if AVAILABLE else None
         # The host forwards the rows of each worker as soon as they are there.
         signals = StepSignals(self._head)
         signals.sleeping[0] = 1
@@ -320,7 +318,7 @@ class HostRows:
         for before in [other for other in self._wake_ups if other.worker == sender.worker]:
             self._wake_ups.pop(before).close()
             self._rows.pop(before, None)
-        self._wake_ups[sender] = self._local.wake_up(sender.worker, self._shared)
+        self._wake_ups[sender] = self._local.wake_up(sender.worker, None)
         progress = StatusSlot(self._head, sender.worker)
         progress.said[0] = progress.has_infos[0] = 0
 

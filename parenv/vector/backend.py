@@ -87,7 +87,12 @@ class Backend:
         self.side_data, self.step_errors = self.workers.side_data, self.workers.step_errors
         self.warn = self.workers.warn
         self._spoke, self._any_infos = self._status[0].spoke, self._status[0].any_infos
-        self._signals, self._shared = StepSignals(head), FutexWakeUps(head) if AVAILABLE and count else None
+        # A request to some of many workers changes the number on which others are about to sleep: use eventfds then.
+        steps_all = plan.batch_size == plan.num_envs or job.spinning is not None
+        self._signals, self._shared = (
+            StepSignals(head),
+            FutexWakeUps(head) if AVAILABLE and count and steps_all else None,
+        )
         wake_ups = [self._placement.wake_up(worker, self._shared) for worker in range(count)]
         self._requests = Requests(all_shares, wake_ups, self._shared)
         self.request, self.expect = self._requests.of, self._signals.expect

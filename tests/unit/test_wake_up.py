@@ -17,7 +17,6 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import header_bytes
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.memory.step_signals import StepSignals
-from parenv.process.futex import Futex
 from parenv.process.wake_up import (
     ALL,
     ECHO,
@@ -95,7 +94,8 @@ def test_one_round_reaches_every_worker_beside_the_numbers_of_its_own() -> None:
     head = bytearray(header_bytes(40))
     shared = FutexWakeUps(head)
     waiters = [FutexWaiter(head, worker, 0) for worker in range(40)]
-    FutexWakeUp(shared, 33).notify(MESSAGE)
+    wake_ups = [FutexWakeUp(shared, worker) for worker in range(40)]
+    wake_ups[33].notify(MESSAGE)
     shared.notify_all()
     for worker, waiter in enumerate(waiters):
         assert counts_of(waiter.take()) == (0, int(worker == 33), 1, 0)
@@ -117,7 +117,7 @@ def test_a_new_process_of_a_worker_takes_nothing_that_was_for_an_earlier_one() -
 def test_sums_and_rounds_go_on_after_their_largest_number() -> None:
     head = bytearray(header_bytes(1))
     shared = FutexWakeUps(head)
-    shared.signals.rounds[0] = Futex(head, 32).number[0] = (1 << 32) - 1
+    shared.signals.rounds[0] = shared.futex_of(0).number[0] = (1 << 32) - 1
     shared.signals.request_sum(0)[0] = (1 << 64) - 2
     wake_up = FutexWakeUp(shared, 0)
     waiter = FutexWaiter(head, 0, wake_up.sum_before)
