@@ -24,14 +24,15 @@ test-lowest: .venv-lowest/done
 		tests/process/test_gradients.py tests/test_readme.py::test_a_vector_env_steps
 
 soak: .venv/dev
-	$(PIP) --group vector-envs
-	.venv/bin/pytest -m "not soak" tests/process/test_jax.py tests/process/test_libraries_of_vector_envs.py
+	$(PIP) --group vector-envs --group loggers
+	.venv/bin/pytest -m "not soak" tests/process/test_loggers.py tests/process/test_jax.py tests/process/test_libraries_of_vector_envs.py
 	.venv/bin/pytest -m soak --timeout 1200 --numprocesses 3 --dist worksteal --ignore tests/soak
 	.venv/bin/pytest -m soak --timeout 1200 -s tests/soak
 
 lint: .venv/dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/vermin --target=3.8- --no-tips parenv/interpreter/stepper.py
 	.venv/bin/python tests/prose.py parenv README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs examples benchmarks
 
 types: .venv/dev
@@ -57,7 +58,7 @@ bench: .venv/dev
 	touch $@
 
 .venv/dev: .venv/python pyproject.toml constraints.txt
-	$(PIP) --group dev --editable ".[progress,bench,sb3,torchrl,export,tensorboard,ray]"
+	$(PIP) --group dev --editable ".[progress,bench,sb3,torchrl,export,tensorboard,ray,datasets,eval]"
 	touch $@ .venv/demo
 
 .venv-lowest/done: pyproject.toml constraints-lowest.txt

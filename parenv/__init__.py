@@ -10,6 +10,7 @@ if _sys.platform != "linux":
         "Run it in a container, or on Windows in WSL 2."
     )
 
+from parenv.envs.entry_point import entry_point
 from parenv.errors import (
     ConfigurationError,
     GradientError,
@@ -33,9 +34,11 @@ from parenv.errors import (
 )
 from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, EpisodesByPolicy, RolloutsByPolicy
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
+from parenv.experience.failures import EnvFailures
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.experience.transitions import Transitions
+from parenv.experience.whole_episodes import Episode
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
 from parenv.pool.evaluation import PendingEvaluation
@@ -55,14 +58,21 @@ if TYPE_CHECKING:
     from parenv import adapters as adapters
     from parenv import bench as bench
     from parenv import cli as cli
+    from parenv import evaluation as evaluation
     from parenv import exporting as exporting
     from parenv import learning as learning
     from parenv import progress as progress
     from parenv import returns as returns
     from parenv import testing as testing
+    from parenv.evaluation import EvaluatedEpisode as EvaluatedEpisode
+    from parenv.evaluation import EvaluationReport as EvaluationReport
+    from parenv.evaluation import evaluate as evaluate
     from parenv.exporting import export as export
+    from parenv.records import ResumableRun as ResumableRun
     from parenv.records import SaveBest as SaveBest
     from parenv.records import load_checkpoint as load_checkpoint
+    from parenv.records import record_dataset as record_dataset
+    from parenv.records import resumable as resumable
     from parenv.records import save_checkpoint as save_checkpoint
 
 __version__ = _VERSION
@@ -73,8 +83,12 @@ __all__ = [
     "AgentRollout",
     "AsyncWorkerPool",
     "ConfigurationError",
+    "EnvFailures",
+    "Episode",
     "EpisodeStatistics",
     "EpisodesByPolicy",
+    "EvaluatedEpisode",
+    "EvaluationReport",
     "EvaluationResult",
     "Fitness",
     "Generational",
@@ -105,6 +119,7 @@ __all__ = [
     "Report",
     "RestartLimitError",
     "RestartPolicy",
+    "ResumableRun",
     "Rollout",
     "RolloutsByPolicy",
     "SaveBest",
@@ -120,14 +135,20 @@ __all__ = [
     "WorkerMemoryError",
     "WorkerOptions",
     "WorkerTimeoutError",
+    "entry_point",
+    "evaluate",
     "export",
     "load_checkpoint",
     "make_vec",
     "recommended_num_workers",
+    "record_dataset",
+    "resumable",
     "save_checkpoint",
 ]
-_MODULES = ("adapters", "bench", "cli", "exporting", "learning", "progress", "returns", "testing")
-_PACKAGE_OF = {"SaveBest": "records", "load_checkpoint": "records", "save_checkpoint": "records", "export": "exporting"}
+_MODULES = ("adapters", "bench", "cli", "evaluation", "exporting", "learning", "progress", "returns", "testing")
+_RECORDS = ("ResumableRun", "SaveBest", "load_checkpoint", "record_dataset", "resumable", "save_checkpoint")
+_EVALUATION = ("EvaluatedEpisode", "EvaluationReport", "evaluate")
+_PACKAGE_OF = {**dict.fromkeys(_RECORDS, "records"), **dict.fromkeys(_EVALUATION, "evaluation"), "export": "exporting"}
 
 if not TYPE_CHECKING:
 

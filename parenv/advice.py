@@ -142,7 +142,7 @@ def facts_of(statistics: PoolStatistics, setting: Setting, max_policy_lag: int |
         ConfigurationError: The pool has not yielded a rollout yet.
     """
     if not statistics.rollouts:
-        raise ConfigurationError("there is no advice before the first rollout: run the loop for a while")
+        raise ConfigurationError("advice() needs at least one rollout. Run the loop for a while first.")
     return Advice(
         setting,
         statistics.env_steps_per_second,

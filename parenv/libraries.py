@@ -1,4 +1,4 @@
-"""Libraries that need not be there: which version is, or what to install for what is asked for."""
+"""Optional libraries: their installed version, and the error with the command that installs them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parenv.errors import ConfigurationError
 
 
 def installed_version(package: str) -> str | None:
-    """Its version, or ``None`` where it is not installed."""
+    """Return the version of a package, or ``None`` if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -18,20 +18,21 @@ def installed_version(package: str) -> str | None:
 
 
 def require(module: str, by: str, extra: str) -> Any:
-    """Import a module of a library that an extra of parenv brings.
+    """Import a module of a library that an extra of parenv installs.
 
     Args:
-        module: its whole name.
-        by: what needs it, as the beginning of a sentence.
-        extra: such as ``"bench"``.
+        module: Full name of the module.
+        by: Feature that needs the module, as the subject of the error message.
+        extra: Name of the extra, such as ``"bench"``.
 
     Raises:
-        ConfigurationError: it is not installed.
+        ConfigurationError: The library is not installed.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
         raise ConfigurationError(
-            f'{by} needs {library}, which is not installed: pip install "parenv[{extra}]"'
+            f"{by} needs {library}, which is not installed. Run: "
+            f'pip install "parenv[{extra}]", or in a clone: pip install -e ".[{extra}]"'
         ) from error

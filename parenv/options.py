@@ -49,7 +49,9 @@ def tcp_address(address: str, ports: range = range(65536)) -> Any:
             return host
         with contextlib.suppress(ValueError):
             return ipaddress.ip_address(host)
-    raise ConfigurationError(f"{address!r} is not an address such as tcp://192.0.2.7:5555 or tcp://[2001:db8::7]:5555")
+    raise ConfigurationError(
+        f"an address must be of the form tcp://192.0.2.7:5555 or tcp://[2001:db8::7]:5555, got {address!r}"
+    )
 
 
 def _check(check: Callable[..., object], options: Any, *names: str, or_none: bool = False, **more: Any) -> None:
@@ -82,7 +84,7 @@ class RestartPolicy:
     max_backoff_s: float = 10.0
 
     def __post_init__(self) -> None:
-        _check(at_least, self, "max_restarts", least=1, hint="; WorkerOptions(restart=None) disables restarts")
+        _check(at_least, self, "max_restarts", least=1, hint=". WorkerOptions(restart=None) disables restarts.")
         _check(positive, self, "window_s", "backoff_s", "max_backoff_s", unit=" seconds")
 
 
@@ -132,7 +134,17 @@ class WorkerOptions:
         step_threads: Number of threads in which a worker steps and resets its sub-environments (pools only). Threads
             help sub-environments that wait, for a socket or a clock, and that share no state. They do not help
             computation in Python. Rollouts do not depend on the number. Sub-environments are made, and called by
-            ``call``, in the main thread. Default: 1.
+            ``call``, in the main thread. Recycled ones are made in their thread. Default: 1.
+        recycle_episodes: Number of episodes after which a sub-environment is closed and made again, between two
+            episodes. It helps simulators that leak memory. No transition is lost. Seeds that are given to resets stay
+            the same. Without such seeds, the first reset of the new environment gets a seed that follows from the first
+            seed of the sub-environment and the number of its episodes. Attributes that ``set_attr`` has set are lost.
+            Default: ``None``, never.
+        python: Another Python interpreter (3.8 or later, with numpy) for processes that step environments: its path, or
+            a command with its arguments, such as that of a container. ``"{sockets}"`` in the command becomes a
+            folder that the process must see under the same path. Environments must be named by
+            :func:`parenv.entry_point` or an env id. A pool needs ``step_workers``, because the policy acts in this
+            interpreter. Default: ``None``, this interpreter.
 
     >>> options = WorkerOptions(threads=2, step_timeout_s=30.0, on_env_error="restart_env", preload=("numpy.linalg",))
     >>> options.reset_timeout_s
@@ -158,28 +170,56 @@ class WorkerOptions:
     strict_dtype: bool = False
     check_finite: bool = False
     step_threads: int = 1
+    recycle_episodes: int | None = None
+    python: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check(at_least, self, "threads", "step_threads", least=1)
-        _check(at_least, self, "max_memory_bytes", "step_workers", or_none=True, least=1)
+        _check(at_least, self, "max_memory_bytes", "step_workers", "recycle_episodes", or_none=True, least=1)
         _check(positive, self, "start_timeout_s", "close_timeout_s", unit=" seconds")
         _check(positive, self, "step_timeout_s", "reset_timeout_s", or_none=True, unit=" seconds")
         _check(is_callable, self, "setup_fn", "cleanup_fn")
         _check(one_of, self, "on_env_error", allowed=get_args(OnEnvError))
         _check(one_of, self, "start_method", allowed=get_args(StartMethod))
         if not self.devices or not all(isinstance(device, str) for device in self.devices):
-            raise ConfigurationError(f"WorkerOptions.device must be a device, or a tuple of them, got {self.device!r}")
+            raise ConfigurationError(
+                f"WorkerOptions.device must be the name of a device or a tuple of names, got {self.device!r}"
+            )
         if self.on_env_error != "raise" and self.restart is None:
-            raise ConfigurationError(f"on_env_error={self.on_env_error!r} needs a RestartPolicy, but restart=None")
+            raise ConfigurationError(
+                f"on_env_error={self.on_env_error!r} needs a RestartPolicy, got restart=None. Leave restart out, or "
+                'use on_env_error="raise".'
+            )
         if self.step_threads > 1 and self.step_workers is not None:
-            raise ConfigurationError("sub-environments are stepped by step_threads or by step_workers, not by both")
+            raise ConfigurationError(
+                f"step_threads must be 1 with step_workers={self.step_workers}, got {self.step_threads}. Leave one of "
+                "them out."
+            )
         if self.on_env_error == "restart_env" and self.step_workers is not None:
             raise ConfigurationError(
-                'on_env_error="restart_env" needs sub-environments that the worker steps itself: with step_workers, '
-                'use "restart_worker"'
+                'on_env_error="restart_env" cannot be used with step_workers, because other processes step the '
+                'sub-environments. Use "restart_worker".'
             )
+        self._check_python()
         if not isinstance(self.preload, tuple) or not all(isinstance(module, str) for module in self.preload):
             raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
+
+    def _check_python(self) -> None:
+        python = self.python
+        if python is None:
+            return
+        parts = (python,) if isinstance(python, str) else python
+        if not isinstance(parts, tuple) or not parts or not all(isinstance(part, str) and part for part in parts):
+            raise ConfigurationError(
+                f"WorkerOptions.python must be the path of an interpreter or a tuple, got {python!r}. Pass a command "
+                "as a tuple of its words."
+            )
+        for name in ("setup_fn", "cleanup_fn", "preload", "start_method", "step_threads", "recycle_episodes"):
+            if getattr(self, name) != getattr(WorkerOptions, name):
+                raise ConfigurationError(
+                    f"WorkerOptions.{name} cannot be combined with python=..., because that interpreter need not have "
+                    "parenv. Leave it out."
+                )
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -216,7 +256,7 @@ class RemotePlacement:
     5.0
     >>> RemotePlacement("tcp://*:5555", key="keys/driver.key", hosts="keys/hosts.pub")
     Traceback (most recent call last):
-    parenv.errors.ConfigurationError: listen='tcp://*:5555' is reachable from every network that this machine is on: ...
+    parenv.errors.ConfigurationError: listen='tcp://*:5555' is reachable from every network of this machine. ...
     """
 
     listen: str
@@ -234,24 +274,26 @@ class RemotePlacement:
         host = getattr(host, "ipv4_mapped", None) or host
         if (host == "*" or getattr(host, "is_unspecified", False)) and not self.any_interface:
             raise ConfigurationError(
-                f"listen={self.listen!r} is reachable from every network that this machine is on: name one address, or "
-                "set any_interface=True"
+                f"listen={self.listen!r} is reachable from every network of this machine. Name one address, or set "
+                "any_interface=True."
             )
         _check(one_of, self, "weights", allowed=get_args(WeightsEncoding))
         for name, least in (("num_local", 0), ("max_message_bytes", 1 << 16), ("max_connections", 1)):
             _check(at_least, self, name, least=least)
         if not 0.5 <= self.silence_s <= 3600:
-            raise ConfigurationError(f"RemotePlacement.silence_s must be 0.5 to 3600 seconds, got {self.silence_s}")
+            raise ConfigurationError(
+                f"RemotePlacement.silence_s must be between 0.5 and 3600 seconds, got {self.silence_s}"
+            )
 
     def count_workers(self, num_workers: Any) -> int:
         """Return the number of workers on this machine and on hosts, which the user must give."""
         if not num_workers or isinstance(num_workers, str):
             raise ConfigurationError(
-                f"with a RemotePlacement, num_workers must be the number of workers on all hosts together, "
-                f"got {num_workers!r}"
+                f"num_workers must be the number of workers on all hosts together with a RemotePlacement, got "
+                f"{num_workers!r}"
             )
         if self.num_local > num_workers:
-            raise ConfigurationError(f"num_local={self.num_local} is more than num_workers={num_workers}")
+            raise ConfigurationError(f"num_local must be at most num_workers={num_workers}, got {self.num_local}")
         return int(num_workers)
 
 
@@ -292,7 +334,7 @@ class GradientOptions:
 
     def __post_init__(self) -> None:
         if not callable(self.reduction):
-            _check(one_of, self, "reduction", allowed=get_args(NamedReduction), hint="; or a function")
+            _check(one_of, self, "reduction", allowed=get_args(NamedReduction), hint=". A function is allowed too.")
         _check(one_of, self, "on_nonfinite", allowed=get_args(OnNonfinite))
         _check(at_least, self, "num_arrivals", least=1)
         _check(at_least, self, "batch_size", or_none=True, least=1)
@@ -319,7 +361,7 @@ class RayPlacement:
         workers_per_host: Number of workers in one actor. They share a node, the imports and one copy of the weights.
             Default: 1.
         resources: Resources of one worker, as Ray counts them: ``"CPU"``, ``"GPU"``, ``"memory"`` in bytes, or a custom
-            name. An actor requests those of all its workers. Default: one CPU.
+            name. An actor requests the resources of all its workers. Default: one CPU.
 
     >>> RayPlacement(num_workers=5, workers_per_host=2).shares
     (2, 2, 1)
@@ -337,14 +379,15 @@ class RayPlacement:
             is_amount = isinstance(amount, int | float) and 0 <= amount < math.inf
             if not name or not isinstance(name, str) or not is_amount:
                 raise ConfigurationError(
-                    f"RayPlacement.resources must be names with amounts of at least 0, got {name!r}: {amount!r}"
+                    f"RayPlacement.resources must map names to amounts of at least 0, got {name!r}: {amount!r}"
                 )
 
     def count_workers(self, num_workers: Any) -> int:
         """Return the number of workers, and check that the argument of a pool agrees."""
         if num_workers not in (None, self.num_workers):
             raise ConfigurationError(
-                f"num_workers={num_workers}, but RayPlacement has num_workers={self.num_workers}: leave one out"
+                f"num_workers must be equal to RayPlacement's num_workers={self.num_workers}, got {num_workers}. "
+                "Leave it out."
             )
         return self.num_workers
 
@@ -367,7 +410,8 @@ Placing = RemotePlacement | RayPlacement | None
 class Stop:
     """Criteria for the end of a stream of rollouts. The first criterion that is met ends it.
 
-    Counts begin at the start of the stream. By default, no criterion is set.
+    Counts begin at the start of the stream, or of the whole run in :func:`~parenv.resumable`. By default, no criterion
+    is set.
 
     Args:
         env_steps: Number of delivered env steps.
@@ -412,11 +456,12 @@ class Stop:
             seconds: Seconds so far.
             evaluation_return: Mean return of the last evaluation, or NaN before the first.
         """
-        reached = {
-            "env_steps": env_steps >= self.env_steps,
-            "episodes": episodes >= self.episodes,
-            "mean_return": mean_return >= self.mean_return,
-            "seconds": seconds >= self.seconds,
-            "evaluation_return": evaluation_return >= self.evaluation_return,
-        }
-        return next((name for name, is_met in reached.items() if is_met), None)
+        if env_steps >= self.env_steps:
+            return "env_steps"
+        if episodes >= self.episodes:
+            return "episodes"
+        if mean_return >= self.mean_return:
+            return "mean_return"
+        if seconds >= self.seconds:
+            return "seconds"
+        return "evaluation_return" if evaluation_return >= self.evaluation_return else None

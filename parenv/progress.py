@@ -10,8 +10,10 @@ import math
 import os
 import sys
 import time
+import warnings
 from typing import IO, Any
 
+from parenv.experience.metrics import POOL
 from parenv.libraries import require
 from parenv.options import Stop
 from parenv.pool.pool import AsyncWorkerPool
@@ -32,7 +34,8 @@ class ProgressDisplay:
         stop: Criteria of the stream, which are shown as targets. Default: no targets.
         title: Heading. Default: ``"parenv"``.
         file: File to write to. Default: standard error.
-        as_json: Whether to write lines of JSON with the names of :func:`scalars`. Default: ``False``.
+        as_json: Whether to write lines of JSON with the names of
+            :meth:`parenv.AsyncWorkerPool.metrics`, and ``null`` for unknown values. Default: ``False``.
 
     Raises:
         ConfigurationError: ``rich`` is not installed.
@@ -95,8 +98,9 @@ class ProgressDisplay:
         self._shown = now
         if self._as_json:
             statistics = self._pool.statistics()
-            found = {name: value if math.isfinite(value) else None for name, value in scalars(statistics).items()}
-            self._console.out(json.dumps({"env_steps": statistics.env_steps, **found}), highlight=False)
+            unknown = dict.fromkeys(metric.name for metric in POOL)
+            found = {"env_steps": statistics.env_steps, **unknown, **statistics.metrics()}
+            self._console.out(json.dumps(found), highlight=False)
             return
         figures = self._figures(now)
         if self._is_live:
@@ -133,7 +137,7 @@ class ProgressDisplay:
 
 
 class TensorBoardWriter:
-    """Writer of a pool's figures for TensorBoard, as curves over env steps.
+    """Writer of a pool's :meth:`~parenv.AsyncWorkerPool.metrics` for TensorBoard, as curves over env steps.
 
     Call :meth:`update` once per rollout. With several learners, only rank 0 writes.
 
@@ -183,38 +187,40 @@ class TensorBoardWriter:
 
     def _write(self) -> None:
         statistics = self._pool.statistics()
-        for name, value in scalars(statistics).items() if self._writer is not None else ():
-            if math.isfinite(value):
-                self._writer.add_scalar(name, value, statistics.env_steps)  # type: ignore[no-untyped-call,union-attr,unused-ignore]
+        for name, value in statistics.metrics().items() if self._writer is not None else ():
+            self._writer.add_scalar(name, value, statistics.env_steps)  # type: ignore[no-untyped-call,union-attr,unused-ignore]
+
+
+_FORMER_NAMES = {
+    "rollout/ep_rew_mean": "rollout/mean_return",
+    "rollout/ep_len_mean": "rollout/mean_length",
+    "rollout/episodes": "rollout/episodes",
+    "rollout/policy_lag_mean": "policy/lag_mean",
+    "rollout/policy_version": "policy/version",
+    "eval/mean_reward": "eval/mean_return",
+    "eval/mean_ep_length": "eval/mean_length",
+    "time/env_steps_per_second": "rollout/env_steps_per_second",
+    "time/time_elapsed": "time/seconds",
+    "time/iterations": "rollout/rollouts",
+    **{name: name for name in ("workers/alive", "workers/restarts", "workers/env_restarts")},
+    **{name: name for name in (f"workers/{part}_share" for part in ("environment", "acting", "learning", "waiting"))},
+}
 
 
 def scalars(statistics: PoolStatistics) -> dict[str, float]:
-    """Return a pool's figures by the names that Stable-Baselines3 uses in its logs. Unknown figures are NaN."""
-    parts = ("environment", "acting", "learning", "waiting")
-    seconds = {part: getattr(statistics, f"{part}_seconds") for part in parts}
-    total, found = sum(seconds.values()), statistics.evaluation
-    return {
-        "rollout/ep_rew_mean": statistics.mean_return,
-        "rollout/ep_len_mean": statistics.mean_length,
-        "rollout/episodes": statistics.episodes,
-        "rollout/policy_lag_mean": mean_lag(statistics),
-        "rollout/policy_version": statistics.policy_version,
-        "eval/mean_reward": math.nan if found is None else found.mean_return,
-        "eval/mean_ep_length": math.nan if found is None else found.episodes.mean_length,
-        "time/env_steps_per_second": statistics.env_steps_per_second,
-        "time/time_elapsed": statistics.seconds,
-        "time/iterations": statistics.rollouts,
-        "workers/alive": statistics.workers_alive,
-        "workers/restarts": statistics.worker_restarts,
-        "workers/env_restarts": statistics.env_restarts,
-        **{f"workers/{part}_share": spent / total if total else math.nan for part, spent in seconds.items()},
-    }
+    """Return a pool's figures by their former names. Unknown figures are NaN.
+
+    .. deprecated:: 0.3
+        Use :meth:`parenv.AsyncWorkerPool.metrics`.
+    """
+    warnings.warn("scalars(statistics) is now pool.metrics(), with other names", DeprecationWarning, stacklevel=2)
+    found = statistics.metrics()
+    return {former: found.get(name, math.nan) for former, name in _FORMER_NAMES.items()}
 
 
 def mean_lag(statistics: PoolStatistics) -> float:
     """Return the mean policy lag in publishes, or NaN before the first rollout."""
-    lags = statistics.policy_lag
-    return sum(lag * count for lag, count in lags.items()) / sum(lags.values()) if lags else math.nan
+    return statistics.metrics().get("policy/lag_mean", math.nan)
 
 
 def _table(title: str, figures: dict[str, str]) -> Any:

@@ -55,18 +55,19 @@ def gae(
     valid: Any = None,
     alive: Any = None,
 ) -> tuple[Any, Any]:
-    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+    """Estimate generalised advantages (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     Args:
-        rewards: ``[T, B]``.
-        values: ``V(o_t)`` as ``[T, B]``.
-        next_values: ``V`` of the true next observation, ``[T, B]``.
-        terminated: bool ``[T, B]``.
-        truncated: bool ``[T, B]``.
-        gamma: discount per step.
-        gae_lambda: the lambda of the exponential average.
-        valid: ``Rollout.valid``, bool ``[T, B]``. Others get advantage 0 and their value as target. ``None``: all.
-        alive: bool ``[T, B]``, or ``None`` for always.
+        rewards: Rewards, ``[T, B]``.
+        values: Values ``V(o_t)``, ``[T, B]``.
+        next_values: Values of the true next observations, ``[T, B]``.
+        terminated: Whether each step terminated the episode, bool ``[T, B]``.
+        truncated: Whether each step truncated the episode, bool ``[T, B]``.
+        gamma: Discount per step. Default: 0.99.
+        gae_lambda: Lambda of the exponential average. Default: 0.95.
+        valid: ``Rollout.valid``, bool ``[T, B]``. Other steps get advantage 0 and their value as target. Default: all
+            steps are valid.
+        alive: Whether the agent of the row is present, bool ``[T, B]``. Default: always.
 
     Returns:
         Advantages and return targets ``advantages + values``, each ``[T, B]``.
@@ -101,19 +102,19 @@ def discounted_returns(
     valid: Any = None,
     alive: Any = None,
 ) -> Any:
-    """Discounted sum of rewards until the episode or the rollout ends, then bootstrapped (Sutton and Barto, eq. 3.8).
+    """Sum discounted rewards until the episode or the rollout ends, then bootstrap (Sutton and Barto, eq. 3.8).
 
     Args:
-        rewards: ``[T, B]``.
-        next_values: ``V`` of the true next observation, ``[T, B]``; zeros for a pure Monte-Carlo return.
-        terminated: bool ``[T, B]``.
-        truncated: bool ``[T, B]``.
-        gamma: discount per step.
-        valid: ``Rollout.valid``, bool ``[T, B]``. The return of other steps is 0. ``None``: all.
-        alive: bool ``[T, B]``, or ``None`` for always.
+        rewards: Rewards, ``[T, B]``.
+        next_values: Values of the true next observations, ``[T, B]``. Zeros give a pure Monte-Carlo return.
+        terminated: Whether each step terminated the episode, bool ``[T, B]``.
+        truncated: Whether each step truncated the episode, bool ``[T, B]``.
+        gamma: Discount per step. Default: 0.99.
+        valid: ``Rollout.valid``, bool ``[T, B]``. The return of other steps is 0. Default: all steps are valid.
+        alive: Whether the agent of the row is present, bool ``[T, B]``. Default: always.
 
     Returns:
-        ``[T, B]``.
+        Returns, ``[T, B]``.
 
     >>> never = [False, False, False]
     >>> discounted_returns([1.0, 1.0, 1.0], [0.0, 0.0, 8.0], never, never, gamma=0.5).tolist()
@@ -140,20 +141,20 @@ def n_step_returns(
     valid: Any = None,
     alive: Any = None,
 ) -> Any:
-    """n-step return targets (Sutton and Barto, *Reinforcement Learning*, 2nd ed., eq. 7.1).
+    """Compute n-step return targets (Sutton and Barto, *Reinforcement Learning*, 2nd ed., eq. 7.1).
 
     The sum has at most ``n`` rewards, and fewer if the episode or the rollout ends before. It bootstraps from the value
     of the true next observation of its last step.
 
     Args:
-        rewards: ``[T, B]``.
-        next_values: ``V`` of the true next observation, ``[T, B]``.
-        terminated: bool ``[T, B]``.
-        truncated: bool ``[T, B]``.
-        n: steps per target, at least 1.
-        gamma: discount per step.
-        valid: ``Rollout.valid``, bool ``[T, B]``. The target of other steps is 0. ``None``: all.
-        alive: bool ``[T, B]``, or ``None`` for always.
+        rewards: Rewards, ``[T, B]``.
+        next_values: Values of the true next observations, ``[T, B]``.
+        terminated: Whether each step terminated the episode, bool ``[T, B]``.
+        truncated: Whether each step truncated the episode, bool ``[T, B]``.
+        n: Maximum number of rewards in a target, at least 1.
+        gamma: Discount per step. Default: 0.99.
+        valid: ``Rollout.valid``, bool ``[T, B]``. The target of other steps is 0. Default: all steps are valid.
+        alive: Whether the agent of the row is present, bool ``[T, B]``. Default: always.
 
     Returns:
         Targets ``[T, B]``.
@@ -192,22 +193,22 @@ def vtrace(
     valid: Any = None,
     alive: Any = None,
 ) -> VTrace:
-    """V-trace targets for rollouts by an older policy (Espeholt et al. 2018, arXiv:1802.01561, eq. 1 and remark 2).
+    """Compute V-trace targets for rollouts by an older policy (Espeholt et al. 2018, arXiv:1802.01561, eq. 1).
 
     Args:
-        behaviour_log_prob: log-probability of the actions under the policy that acted, ``[T, B]``.
-        target_log_prob: the same under the policy that learns, ``[T, B]``.
-        rewards: ``[T, B]``.
-        values: ``V(o_t)`` under the policy that learns, ``[T, B]``.
-        next_values: ``V`` of the true next observation, ``[T, B]``.
-        terminated: bool ``[T, B]``.
-        truncated: bool ``[T, B]``.
-        gamma: discount per step.
-        rho_bar: truncation of the importance weights in the temporal differences.
-        c_bar: truncation of the importance weights in the trace.
-        trace_lambda: the lambda of remark 2; 1 gives the n-step Bellman target on policy.
-        valid: ``Rollout.valid``, bool ``[T, B]``. Others get advantage 0 and their value as target. ``None``: all.
-        alive: bool ``[T, B]``, or ``None`` for always.
+        behaviour_log_prob: Log-probabilities of the actions under the policy that acted, ``[T, B]``.
+        target_log_prob: Log-probabilities of the actions under the policy that learns, ``[T, B]``.
+        rewards: Rewards, ``[T, B]``.
+        values: Values ``V(o_t)`` under the policy that learns, ``[T, B]``.
+        next_values: Values of the true next observations, ``[T, B]``.
+        terminated: Whether each step terminated the episode, bool ``[T, B]``.
+        truncated: Whether each step truncated the episode, bool ``[T, B]``.
+        gamma: Discount per step. Default: 0.99.
+        rho_bar: Upper bound of the importance weights in the temporal differences. Default: 1.
+        c_bar: Upper bound of the importance weights in the trace. Default: 1.
+        trace_lambda: Lambda of the trace (remark 2). Default: 1, which gives the n-step Bellman target on policy.
+        valid: ``Rollout.valid``, bool ``[T, B]``. Other steps get advantage 0 and their value as target. Default: all.
+        alive: Whether the agent of the row is present, bool ``[T, B]``. Default: always.
 
     Returns:
         Value targets and policy-gradient advantages ``rho_t (r_t + gamma v_{t+1} - V(o_t))``.
@@ -301,8 +302,8 @@ def _blocks(**given: Any) -> tuple[dict[str, Any], Callable[[Array], Any]]:
 
 
 def _wrong_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    advice = "all must be [T, B], or all [T]"
+    advice = "Pass all arrays as [T, B], or all as [T]"
     for longer, its_shape, other in ((name, shape, wanted), ("rewards", wanted, shape)):
         if its_shape == (*other, 1):
-            advice = f"take the last dimension away, {longer}.squeeze(-1)"
-    return f"{name} has shape {shape}, but rewards has {wanted}: {advice}"
+            advice = f"Pass {longer}.squeeze(-1)"
+    return f"{name} must have the shape of rewards, {wanted}, got {shape}. {advice}."

@@ -163,3 +163,104 @@ class Plain(gym.Env[Any, Any]):
         info = None if self.on_step is None else self.on_step(self)
         reward = self.reward(action) if callable(self.reward) else self.reward
         return self.observation, reward, self.steps == self.length, False, info if isinstance(info, dict) else {}
+
+
+class Drawn(gym.Env[Any, Any]):
+    """Draws observations, rewards and the length of an episode from its seed. The reward depends on the action.
+
+    Args:
+        on_step: Called with the environment before each step, which has the attributes ``seed``, ``index`` and
+            ``steps``.
+        on_reset: Called with the environment after the seed is set.
+        longest: Maximum length.
+    """
+
+    observation_space = spaces.Box(-1, 1, (4,))
+    action_space = TWO
+    render_mode: str | None = None
+
+    def __init__(
+        self,
+        on_step: Callable[[Any], object] | None = None,
+        on_reset: Callable[[Any], object] | None = None,
+        longest: int = 12,
+    ) -> None:
+        self._on_step, self._on_reset, self._longest = on_step, on_reset, longest
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.seed, self.index, self.steps = seed, (options or {}).get("index", -1), 0
+        if self._on_reset is not None:
+            self._on_reset(self)
+        self.length = int(self.np_random.integers(2, self._longest + 1))
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self._on_step is not None:
+            self._on_step(self)
+        reward = float(self.np_random.random()) * (1 + int(action))
+        is_over = self.steps == self.length
+        info = {"is_success": self.length % 2 == 0, "index": self.index, "odd": object()} if is_over else {}
+        return self._observation(), reward, is_over, False, info
+
+    def render(self) -> Any:
+        return np.full((8, 8, 3), self.steps, np.uint8)
+
+    def _observation(self) -> Any:
+        return self.np_random.uniform(-1, 1, 4).astype(np.float32)
+
+
+class Filmed(Drawn):
+    """Renders its steps."""
+
+    render_mode = "rgb_array"
+
+
+def when(is_due: Callable[[Any], bool], act: Callable[[Any], object], flags: Path | None, env: Any) -> None:
+    """Act if an environment is at that point, with flags only the first time for each seed."""
+    if is_due(env) and (flags is None or once(flags / f"{env.seed}")):
+        act(env)
+
+
+def at_step(number: int, env: Any) -> bool:
+    """Whether an environment is in that step."""
+    return bool(env.steps == number)
+
+
+def of_index(index: int, env: Any) -> bool:
+    """Whether an environment is in its second step in the episode with that index."""
+    return bool(env.index == index and env.steps == 2)
+
+
+def fail(*_: object) -> None:
+    raise ValueError("the simulator is not there")
+
+
+def sys_exit(*_: object) -> None:
+    raise SystemExit(3)
+
+
+class Alternating(Drawn):
+    """Its episodes are successes if the action is 0 in the first step, and another one in each step after it."""
+
+    def step(self, action: Any) -> Any:
+        self.right = int(action) == self.steps % 2 and (self.steps == 0 or self.right)
+        *returned, info = super().step(action)
+        return *returned, {**info, "is_success": self.right}
+
+
+class Masked(Drawn):
+    """Allows one action in each step, by its info. Its episodes are successes if only such actions were taken."""
+
+    def reset(self, **given: Any) -> Any:
+        self.right = True
+        return super().reset(**given)[0], self._mask()
+
+    def step(self, action: Any) -> Any:
+        self.right = self.right and bool(self._mask()["action_mask"][int(action)])
+        *returned, info = super().step(action)
+        return *returned, {**info, **self._mask(), "is_success": self.right}
+
+    def _mask(self) -> dict[str, Any]:
+        return {"action_mask": np.arange(2) == (self.steps // 2) % 2}

@@ -239,6 +239,13 @@ class Ledger(dict[tuple[int, str], list[Lived]]):
 
     def __init__(self) -> None:
         self.broken_off: dict[tuple[int, str], bool] = {}
+        self.episodes: list[tuple[int, str, float, int]] = []
+        """env_id, reason for the end, return and length of each episode that was listed."""
+
+    def note(self, episodes: Any) -> None:
+        """Note the episodes that a rollout or a gradient lists."""
+        columns = episodes.env_ids, episodes.ended_by, episodes.returns, episodes.lengths
+        self.episodes += zip(*(column.tolist() for column in columns), strict=True)
 
 
 def write_down(rollout: Any, ledger: Ledger) -> None:
@@ -286,6 +293,21 @@ def audit(ledger: Ledger) -> set[int]:
         for one, following in pairwise(lived):
             _check_next(one, following)
     return {env_id for (env_id, _), lived in ledger.items() if len({one.observation[1] for one in lived}) > 1}
+
+
+def episodes_lived(ledger: Ledger, lost_by: str) -> list[tuple[int, str, float, int]]:
+    """What `note` must have noted: every episode of which a step was delivered, but those that may go on."""
+    found = []
+    for env_id in sorted({env_id for env_id, _ in ledger}):
+        agents = [lived for (of, _), lived in ledger.items() if of == env_id]
+        keys = dict.fromkeys(tuple(one.observation[1:3]) for one in agents[0])
+        for key in keys:
+            parts = [[one for one in lived if tuple(one.observation[1:3]) == key] for lived in agents]
+            flags = flags_of(parts[0][-1].following)
+            if any(flags) or key != list(keys)[-1]:
+                ended_by = "terminated" if flags[0] else "truncated" if flags[1] else lost_by
+                found.append((env_id, ended_by, sum(one.reward for part in parts for one in part), len(parts[0])))
+    return found
 
 
 def _check_next(one: Lived, following: Lived) -> None:

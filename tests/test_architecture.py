@@ -15,12 +15,12 @@ FLOORS = [
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},
-    {"remote"},
+    {"remote", "interpreter"},
     {"supervision"},
     {"pool", "vector", "population"},
     {"records", "advice"},
     {"learning"},
-    {"adapters", "bench", "exporting", "progress", "testing"},
+    {"adapters", "bench", "evaluation", "exporting", "progress", "testing"},
     {"cli"},
     {"__main__"},
 ]
@@ -100,7 +100,7 @@ def test_each_power_stays_in_its_rooms() -> None:
             # The session raises multiprocessing.TimeoutError, because Gymnasium's vector envs do.
             "multiprocessing": path == PACKAGE / "vector" / "vector_session.py",
             "subprocess": room == "process",
-            "socket": room in {"process", "transport"} or "net" in path.parts,
+            "socket": room in {"process", "transport", "interpreter"} or "net" in path.parts,
             "threading": room not in PURE_ROOMS,
             "selectors": room not in PURE_ROOMS,
             "signal": room not in PURE_ROOMS - {"errors"},
@@ -115,7 +115,8 @@ def test_torch_is_imported_lazily() -> None:
 
 
 def test_many_machines_stand_behind_one_door() -> None:
-    door, outside = PACKAGE / "supervision" / "launch.py", {"remote", "cli"}
+    # Messages of other interpreters are checked as those of hosts are.
+    door, outside = PACKAGE / "supervision" / "launch.py", {"remote", "cli", "interpreter"}
     for path in MODULES:
         if room_of(path) in outside:
             continue
@@ -185,7 +186,8 @@ def test_adapters_use_no_session_of_a_pool_or_vector_env() -> None:
 
 
 def test_only_workers_unpickle() -> None:
-    allowed = {"worker", "pool/opening.py"}
+    # The placement of other interpreters unpickles what the main process has pickled for workers of this one.
+    allowed = {"worker", "pool/opening.py", "interpreter/placement.py"}
     for path in MODULES:
         where = str(path.relative_to(PACKAGE))
         if "loads(" in path.read_text().replace("json.loads(", ""):
@@ -205,6 +207,7 @@ def test_a_pool_without_a_torch_policy_never_loads_torch() -> None:
 MAX_METHODS, MAX_ATTRIBUTES, MAX_LINES = 25, 15, 60
 LARGE_ON_PURPOSE = {
     "bench/benchmark.py:bench": "a table of options, one line each",
+    "evaluation/evaluate.py:evaluate": "a table of options, one line each",
     "pool/pool.py:AsyncWorkerPool": "the public class: what can be asked of a pool, a few lines each",
     "remote/host.py:HostSession": "a host's side of one connection, which no two parts see alike",
     "remote/net/admission.py:Admission": "admission: what is let in is decided by all that is known of all connections",

@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(\S*)(?: .*)?$")
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 NEEDS = re.compile(r"<!-- needs (\w+) -->")
-LANGUAGES = {"python", "sh", "", "dockerfile", "text"}
+LANGUAGES = {"python", "sh", "", "dockerfile", "text", "yaml"}
 COMMAND = re.compile(r"\bparenv (?=[a-z]).*")
 RUN_ALL = """
 import runpy, sys

@@ -191,7 +191,7 @@ def test_it_is_compared_on_the_observations_of_a_rollout(name: str, tmp_path: Pa
         assert max(report.differences.values()) < 1e-5
     with AsyncWorkerPool("MountainCar-v0", lambda o: np.ones(len(o), int), num_workers=0) as pool:
         other = next(pool.rollouts())
-    with pytest.raises(ConfigurationError, match=r"the rollout has observations \(2,\), not \(4,\)"):
+    with pytest.raises(ConfigurationError, match=r"observations of the rollout must have shape \(4,\), got \(2,\)"):
         export(policy, tmp_path / "agent.onnx", observation_space=space, on=other)
     with pytest.raises(ConfigurationError, match=r"the policy raised RuntimeError while it acted on 3 .*\(5,\)"):
         export(policy, tmp_path / "agent.onnx", observation_space=spaces.Box(-1, 1, (5,)))
@@ -211,7 +211,7 @@ def test_the_policy_itself_is_not_touched(tmp_path: Path) -> None:
 def test_a_file_that_acts_differently_is_an_error_that_names_output_and_size_and_no_file(tmp_path: Path) -> None:
     path = tmp_path / "agent.onnx"
     path.write_text("the one before")
-    with pytest.raises(PolicyOutputError, match=r"differs from the policy in .*value by \S+e-\d+.*tolerance=0"):
+    with pytest.raises(PolicyOutputError, match=r"by at most tolerance=0, but differs in .*value by \S+e-\d+"):
         export(greedy(), path, observation_space=CARTPOLE, tolerance=0.0)
     assert path.read_text() == "the one before"
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
@@ -279,8 +279,8 @@ class Tempered(Branching):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Drawing, "samples its actions even if .*deterministic_method"),
-        (OnArrays, r"OnArrays.act takes numpy arrays.*takes_tensors = True"),
+        (Drawing, "must not sample its actions .*deterministic_method"),
+        (OnArrays, r"OnArrays.act computes with numpy arrays.*takes_tensors = True"),
         (lambda: TorchPolicy(Masked(), "act", ("actions",)), r"acts on infos \(action_mask\)"),
         (lambda: TorchPolicy(MaskedIfGiven(), "act", ("actions",)), r"acts on infos \(action_mask\)"),
         (lambda: TorchPolicy(Masked(), "tempered", ("actions",)), r"acts on infos \(temperature\)"),
@@ -329,7 +329,7 @@ def test_the_random_state_of_the_callers_space_is_not_touched(tmp_path: Path) ->
     [
         ({"format": "tflite"}, "format must be"),
         ({"parity": -1}, "parity must be"),
-        ({"observation_space": spaces.Text(5)}, "without a fixed size"),
+        ({"observation_space": spaces.Text(5)}, "must have a fixed size"),
         ({"path": "/dev/null/agent.onnx"}, "the folder of /dev/null/agent.onnx cannot be made: File exists"),
         ({"path": "."}, "it is a directory"),
     ],
@@ -443,15 +443,15 @@ def test_a_video_has_a_frame_for_every_step_of_the_first_episode(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("none.onnx CartPole-v1", "there is no file"),
+        ("none.onnx CartPole-v1", "none.onnx does not exist"),
         ("text.onnx CartPole-v1", "ONNX Runtime cannot read"),
-        ("other.onnx CartPole-v1", "was not written by parenv.export"),
-        ("greedy.onnx MountainCar-v0", r"acts on \[4\] float32, but the environment has \[2\] float32"),
+        ("other.onnx CartPole-v1", "must be a file of parenv.export"),
+        ("greedy.onnx MountainCar-v0", r"needs observations of \[4\] float32, but the environment has \[2\] float32"),
         ("greedy.onnx Foo-v7", "Foo"),
         ("greedy.onnx CartPole-v1 --episodes 0", "episodes must be"),
         ("greedy.onnx CartPole-v1 --seed -1", "seed must be"),
         ("greedy.onnx CartPole-v1 --video no/such/agent.gif", "there is no directory"),
-        ("greedy.onnx continuous:Push", r"action has shape \(\), which does not fit Box"),
+        ("greedy.onnx continuous:Push", r"action must have shape \(1,\) as in Box.*, got \(\)"),
     ],
 )
 def test_the_command_says_what_is_wrong(

@@ -6,7 +6,7 @@ from typing import assert_type
 
 import torch
 
-from parenv import AsyncWorkerPool, EpisodeStatistics, Rollout, SaveBest, TorchPolicy
+from parenv import AsyncWorkerPool, EpisodeStatistics, Rollout, SaveBest, TorchPolicy, resumable
 from parenv.experience.agent_rollouts import AgentRollout, EpisodesByPolicy, RolloutsByPolicy
 from parenv.pool.evaluation import PendingEvaluation
 
@@ -34,5 +34,8 @@ def of_one_policy(pool: AsyncWorkerPool) -> None:
 of_one_policy(one)
 SaveBest("best.ckpt").update(one)
 SaveBest("best.ckpt").update(several)
+with resumable("run", pool=one, state={"module": module}) as run, resumable("other", pool=several):
+    assert_type(run.steps, int)
+    run.step()
 AsyncWorkerPool(3, module)  # type: ignore[arg-type]
 AsyncWorkerPool("CartPole-v1", "lean")  # type: ignore[type-var]

@@ -24,7 +24,7 @@ def needed(adapter: str, library: str, install: str) -> Iterator[None]:
         yield
     except ImportError as error:
         what = f"parenv.adapters.{adapter} needs {library}, which is not installed"
-        raise ImportError(f"{what}: pip install {install}") from error
+        raise ImportError(f"{what}. Run: pip install {install}") from error
 
 
 def check_version(package: str, least: str, install: str) -> None:
@@ -40,7 +40,7 @@ def check_version(package: str, least: str, install: str) -> None:
     """
     found = importlib.metadata.version(package)
     if _numbers(found) < _numbers(least):
-        raise ImportError(f"parenv needs {package} {least} or later, but {found} is installed: {install}")
+        raise ImportError(f"parenv needs {package} {least} or later, got {found}. Run: {install}")
 
 
 def _numbers(version: str) -> list[int]:

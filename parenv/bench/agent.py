@@ -126,6 +126,6 @@ def bounds(space: Space[Any]) -> tuple[Any, Any]:
 
 def _no_network(space: Space[Any]) -> ConfigurationError:
     return ConfigurationError(
-        f"the small network that acts by default does not support {space}: give a policy that does, with agent=... or "
-        "--agent module:factory"
+        f"the default policy, a small network, does not support {space}. Pass another policy with agent=... or --agent "
+        "module:factory."
     )

@@ -208,7 +208,7 @@ def _check(seconds: float, num_envs: Sequence[int], num_workers: Sequence[int], 
     positive("seconds", seconds)
     for name, values in (("num_envs", num_envs), ("num_workers", num_workers)):
         if not values:
-            raise ConfigurationError(f"{name} must not be empty. Give at least one number")
+            raise ConfigurationError(f"{name} must contain at least one number, got {values!r}")
         for value in values:
             at_least(name, value, 1)
 
@@ -219,7 +219,7 @@ def _policy(agent: Any, environment: Environment) -> Any:
     try:
         return RandomNetwork(environment.observation_space, environment.action_space)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}, or compare vector envs only, with pool=False or --no-pool") from error
+        raise ConfigurationError(f"{error} Or compare vector envs only, with pool=False or --no-pool.") from error
 
 
 def _sizes(environment: Environment, policy: Any) -> dict[str, float]:

@@ -50,15 +50,15 @@ def named_factory(name: str) -> Callable[[], Any]:
     """
     module_name, _, path = name.partition(":")
     if not module_name or not path:
-        raise ConfigurationError(f"{name!r} must be module:name, such as my_package.envs:make_env")
-    with refused(f"cannot import the module {module_name!r} of {name!r}"):
+        raise ConfigurationError(f"a factory must be named module:name, such as my_package.envs:make_env, got {name!r}")
+    with refused(f"the module {module_name!r} of {name!r} cannot be imported"):
         found: Any = importlib.import_module(module_name)
     for part in path.split("."):
         if not hasattr(found, part):
-            raise ConfigurationError(f"{name!r}: there is no {part!r} in {found!r}")
+            raise ConfigurationError(f"{name!r} does not exist, because {found!r} has no attribute {part!r}")
         found = getattr(found, part)
     if not callable(found):
-        raise ConfigurationError(f"{name!r} is not a factory: it cannot be called, it is {found!r}")
+        raise ConfigurationError(f"{name!r} must be a callable factory, got {found!r}")
     return found  # type: ignore[no-any-return]
 
 
@@ -98,7 +98,7 @@ def tried_out(env: Any) -> Environment:
     with _running(name, "being made"):
         one = make()
     if not isinstance(one, gym.Env):
-        raise ConfigurationError(f"{name} must make a gymnasium.Env, but it made {one!r}")
+        raise ConfigurationError(f"{name} must make a gymnasium.Env, got {one!r}")
     with contextlib.closing(one):
         one.action_space.seed(0)
         return Environment(name, make, one.observation_space, one.action_space, _mean_step_s(name, one))

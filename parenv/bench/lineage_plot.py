@@ -63,10 +63,10 @@ def read_lineage(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
         rows = rows_of(path.read_text(encoding="utf-8"))
         if rows[0]["event"] != "begin":
-            raise ValueError("it does not begin as one")
+            raise ValueError("it does not begin with the first line of a lineage")
         return rows[0], [row for row in rows[1:] if row["event"] in ("turn", "copy")]
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(f"{path} cannot be read as a lineage of a population: {error}") from error
 

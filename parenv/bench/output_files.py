@@ -19,11 +19,11 @@ def check_writable(*paths: Path | None) -> None:
     """
     for path in filter(None, paths):
         if not path.parent.is_dir():
-            raise ConfigurationError(f"cannot write {path}: there is no directory {path.parent}")
+            raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}. Make it first.")
         if path.is_dir():
-            raise ConfigurationError(f"cannot write {path}: it is a directory")
+            raise ConfigurationError(f"{path} cannot be written: it is a directory. Name a file.")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ConfigurationError(f"cannot write {path}: permission denied")
+            raise ConfigurationError(f"{path} cannot be written: permission denied. Name another file.")
 
 
 def check_plotting(path: Path | None = None) -> None:
@@ -38,7 +38,7 @@ def check_plotting(path: Path | None = None) -> None:
     figure = require("matplotlib.figure", "a plot", "bench").Figure()
     formats = sorted(figure.canvas.get_supported_filetypes())
     if path is not None and path.suffix and path.suffix[1:].lower() not in formats:
-        raise ConfigurationError(f"cannot write {path}: the formats of plots are {', '.join(formats)}")
+        raise ConfigurationError(f"the format of a plot must be one of {', '.join(formats)}, got {path}")
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ParenvError(f"cannot write {path}: {error.strerror}") from error
+        raise ParenvError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -152,7 +152,7 @@ class AdviceReport:
 
     @property
     def gain(self) -> float:
-        """Measured speed of the recommended setting over that of the present one."""
+        """Measured speed of the recommended setting, as a multiple of the speed of the present one."""
         return self.recommended_steps_per_second / self.present_steps_per_second
 
     def __str__(self) -> str:
@@ -262,7 +262,7 @@ def _searched(
     def short_run(setting: Setting) -> ShortRun:
         try:
             return ShortRun(setting, measure(setting))
-        except Exception as error:  # The search goes on without a setting that does not run.
+        except Exception as error:  # A setting that does not run must not end the search.
             return ShortRun(setting, 0.0, error_line(error.__cause__ or error))
 
     def rate(setting: Setting) -> float:

@@ -144,7 +144,7 @@ def learning_costs(
 ) -> Mapping[str, Mapping[int, float]]:
     """Measure forward and backward, with the copy to the device.
 
-    The loss is not known here. The gradient is that of the sum of all outputs of the module's layers.
+    The loss is not known here. The gradient of the sum of all outputs of the module's layers is measured instead.
 
     Args:
         environment: Environment whose observations are learned from.

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ConfigurationError
+from parenv.experience.endings import ENVIRONMENT_ERROR, WORKER_DIED
+from parenv.experience.failures import Failure, FailureLog
 from parenv.records.trace import DRIVER, FORMAT
 
 WINDOW = 100
@@ -146,6 +148,7 @@ class Timeline:
         episodes: Episodes that ended in these rollouts.
         evaluations: Evaluations of the policy.
         losses: Losses of workers and sub-environments.
+        failures: Failures and lost episodes, counted by sub-environment.
     """
 
     name: str
@@ -159,6 +162,7 @@ class Timeline:
     episodes: Episodes
     evaluations: Evaluations
     losses: tuple[Loss, ...]
+    failures: FailureLog
 
     @property
     def tracks(self) -> tuple[Track, ...]:
@@ -217,8 +221,8 @@ def find_traces(path: Path) -> list[Path]:
     found = sorted(filter(Path.is_file, path.glob("*.json"))) if path.is_dir() else [path]
     traces = [one for one in found if _is_trace(one)]
     if not traces:
-        there = f"there is no trace in {path}" if path.is_dir() else f"{path} is not a trace of a run"
-        raise ConfigurationError(f'{there}: a run writes one after pool.trace("trace.json")')
+        there = f"the directory {path} has no trace" if path.is_dir() else f"{path} is not a trace of a run"
+        raise ConfigurationError(f'{there}. Call pool.trace("trace.json") in the run to write one.')
     return traces
 
 
@@ -233,13 +237,16 @@ def read_timeline(path: Path) -> Timeline:
         for number, line in enumerate(file, 1):
             # Only the last line can be incomplete, if the run was killed or is in progress.
             if torn:
-                raise ConfigurationError(f"the trace {path} is damaged: line {torn} is not an event")
+                raise ConfigurationError(f"the trace {path} is damaged: line {torn} is not an event. Remove it.")
             try:
                 reader.add_line(line.strip().rstrip(","))
             except (ValueError, LookupError, TypeError):
                 torn = number
     if reader.about.get("parenv trace") != FORMAT:
-        raise ConfigurationError(f"{path} is not a trace of format {FORMAT}, which this parenv reads")
+        raise ConfigurationError(
+            f"{path} must be a trace of format {FORMAT}, got {reader.about.get('parenv trace')!r}. Use the version of "
+            "parenv that wrote it."
+        )
     return reader.timeline(path.name)
 
 
@@ -248,7 +255,7 @@ def _is_trace(path: Path) -> bool:
         with path.open(encoding="utf-8", errors="replace") as file:
             head = "".join(file.readline(10_000) for _ in range(3))
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     return head.startswith("[") and '"parenv trace"' in head
 
 
@@ -265,6 +272,7 @@ class _Reader:
         self._returns, self._lengths, self._rollouts = array("d"), array("q"), array("q")
         self._evaluated_us, self._evaluated = array("d"), array("d")
         self._losses: list[tuple[str, int, float, str]] = []
+        self._failures = FailureLog()
 
     def add_line(self, line: str) -> None:
         """Read the next line, without its comma."""
@@ -291,6 +299,7 @@ class _Reader:
             policy_lag=np.array(self._lags, np.int64),
             episodes=Episodes(returns, np.array(self._lengths, np.int64), so_far[rollouts], arrived_s[rollouts]),
             evaluations=Evaluations(self._seconds(self._evaluated_us), *np.array(self._evaluated).reshape(-1, 2).T),
+            failures=self._failures,
             losses=tuple(Loss(what, who, float(self._seconds([us])[0]), why) for what, who, us, why in self._losses),
         )
 
@@ -305,7 +314,7 @@ class _Reader:
             self._evaluated_us.append(event["ts"])
             self._evaluated.extend(np.nan if value is None else value for value in (env_steps, mean))
         elif phase == "i" and name in _LOST:
-            self._losses.append((_LOST[name], event["tid"] - DRIVER - 1, event["ts"], event["args"]["reason"]))
+            self._add_loss(_LOST[name], event["tid"] - DRIVER - 1, event["ts"], event["args"])
         elif phase == "M" and name == "parenv":
             self.about = event["args"]
 
@@ -317,11 +326,20 @@ class _Reader:
         if track != DRIVER and name == "env":
             self._worker_env_steps[track].append(event["args"]["env_steps"])
 
+    def _add_loss(self, what: str, worker: int, at: float, about: Mapping[str, Any]) -> None:
+        self._losses.append((what, worker, at, about["reason"]))
+        if "ended_by" in about:
+            self._failures.add(Failure.of_data(about))
+        else:  # A trace of parenv 0.2.0.
+            ended_by = WORKER_DIED if what == "worker" else ENVIRONMENT_ERROR
+            self._failures.add(Failure(worker, None, ended_by, "", about["reason"]))
+
     def _add_rollout(self, at: float, about: Mapping[str, Any]) -> None:
         returns = about.get("returns", ())
         self._rollouts.extend([len(self._env_steps)] * len(returns))
         self._returns.extend(np.nan if value is None else value for value in returns)
         self._lengths.extend(about.get("lengths", ()))
+        self._failures.add_lost(about.get("lost", ()))
         self._arrived_us.append(at)
         self._env_steps.append(about["env_steps"])
         self._lags.append(about["policy_lag"])

@@ -14,10 +14,12 @@ from typing import Any
 
 from parenv.bench.benchmark import bench
 from parenv.bench.display import make_display, plot
+from parenv.bench.failure_report import failure_report
 from parenv.bench.lineage_plot import lineage
 from parenv.bench.output_files import check_plotting, check_writable, write_text
 from parenv.bench.run_report import report
 from parenv.bench.setting_advice import advise
+from parenv.cli.evaluate import add_eval_command
 from parenv.cli.help import ENV_HELP, add_command, given, with_examples
 from parenv.cli.hosts import add_keys_command, add_worker_command
 from parenv.cli.play import add_play_command
@@ -72,7 +74,15 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"parenv {VERSION}")
     commands = whole.add_subparsers(dest="command", required=True)
-    for add in (_add_bench, _add_advise, _add_report, _add_lineage, add_play_command, add_keys_command):
+    for add in (
+        _add_bench,
+        _add_advise,
+        _add_report,
+        _add_lineage,
+        add_play_command,
+        add_eval_command,
+        add_keys_command,
+    ):
         add(commands)
     add_worker_command(commands)
     return whole
@@ -124,11 +134,26 @@ def _add_report(commands: Any) -> None:
         "draw a run from its trace",
         "Draw a run from the trace that pool.trace(path) has written: a timeline, the time of each worker, returns, "
         "throughput, policy lag and restarts, as one HTML file.",
-        ["parenv report runs/1", "parenv report runs/1/trace.json --output run.html"],
-        lambda options: print(report(options.path, options.output)),
+        [
+            "parenv report runs/1",
+            "parenv report runs/1/trace.json --output run.html",
+            "parenv report runs/1 --failures",
+        ],
+        _run_report,
     )
     one.add_argument("path", type=Path, metavar="RUN_DIR", help="Directory with a trace, or the trace.")
     one.add_argument("--output", type=Path, metavar="PATH", help="HTML file (default: report.html beside the trace).")
+    one.add_argument(
+        "--failures",
+        action="store_true",
+        help="Print which sub-environment failed how often, doing what, with the last traceback, and write no file.",
+    )
+
+
+def _run_report(options: argparse.Namespace) -> None:
+    if options.failures and options.output is not None:
+        raise ConfigurationError("--failures prints text and cannot be used with --output. Leave one of them out.")
+    print(failure_report(options.path) if options.failures else report(options.path, options.output))
 
 
 def _add_lineage(commands: Any) -> None:

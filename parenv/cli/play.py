@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ from parenv.argument_checks import at_least
 from parenv.bench.environment import environment_factory, is_env_id, refused
 from parenv.bench.output_files import check_writable
 from parenv.cli.help import ENV_HELP, add_command, given
+from parenv.envs.video import DEFAULT_FPS, write_video
 from parenv.errors import ConfigurationError
 from parenv.exporting.onnx_policy import OnnxPolicy
-from parenv.libraries import require
 from parenv.memory.spaces import flatten, leaves, stacked, unflatten
-
-DEFAULT_FPS = 30
 
 
 def add_play_command(commands: Any) -> None:
@@ -87,7 +84,7 @@ def play(agent: Path, env: Any, episodes: int, seed: int, video: Path | None) ->
             lengths.append(steps)
             print(f"episode {episode}: return {found:g} in {steps:,} env steps")
             if frames is not None and video is not None:
-                _write_video(video, frames, one.metadata.get("render_fps", DEFAULT_FPS))
+                write_video(video, frames, one.metadata.get("render_fps", DEFAULT_FPS))
     return returns, lengths
 
 
@@ -99,7 +96,7 @@ def _made(env: Any, rendered: bool) -> Any:
         one = make()
     if rendered and getattr(one, "render_mode", None) != "rgb_array":
         one.close()
-        raise ConfigurationError(f'{env} renders no frames: for --video it must be made with render_mode="rgb_array"')
+        raise ConfigurationError(f'--video needs an environment with render_mode="rgb_array", got {env}')
     return one
 
 
@@ -123,22 +120,14 @@ def _action(space: gym.Space[Any], actions: Any) -> Any:
     try:
         values = [np.asarray(one[0]) for one in flatten(of, actions)]
     except (KeyError, IndexError, TypeError) as error:
-        raise ConfigurationError(f"the agent's actions do not have the structure of {space}") from error
+        raise ConfigurationError(
+            f"the agent's actions must have the structure of {space}. Use the environment of its training."
+        ) from error
     for leaf, value in zip(of, values, strict=True):
         if value.shape != leaf.shape:
             raise ConfigurationError(
-                f"the agent's action{leaf.name} has shape {value.shape}, which does not fit {space}"
+                f"the agent's action{leaf.name} must have shape {leaf.shape} as in {space}, got {value.shape}. Use the "
+                "environment of its training."
             )
     cast = [int(value) if leaf.integral else value.astype(leaf.dtype) for leaf, value in zip(of, values, strict=True)]
     return unflatten(of, cast)
-
-
-def _write_video(path: Path, frames: Sequence[Any], fps: float) -> None:
-    imageio = require("imageio.v3", "a video", "export")
-    timing: dict[str, Any] = {"duration": 1000 / fps, "loop": 0} if path.suffix.lower() == ".gif" else {"fps": fps}
-    try:
-        imageio.imwrite(path, np.stack(frames), **timing)
-    except Exception as error:
-        raise ConfigurationError(
-            f"imageio cannot write {path}: {error}. A name that ends in .gif always works"
-        ) from error

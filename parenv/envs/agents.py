@@ -1,4 +1,4 @@
-"""Environments of several agents, recognised by what they offer: PettingZoo's two interfaces; and Gymnasium's."""
+"""Multi-agent environments, recognised by their attributes: PettingZoo's two interfaces, and Gymnasium's."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ONLY_AGENT = "agent"
 
 
 class SingleAgent:
-    """An environment of Gymnasium as one of a single agent.
+    """An environment of Gymnasium with the interface of a multi-agent environment that has one agent.
 
     Args:
-        env: the environment.
+        env: Environment of Gymnasium.
     """
 
     possible_agents = (ONLY_AGENT,)
@@ -60,10 +60,10 @@ class SingleAgent:
 
 
 def check_has_agents(env: Any, env_id: int) -> None:
-    """Check that what was made for an env_id is an environment of several agents, or a single one of Gymnasium.
+    """Check that a factory made a multi-agent environment or a single environment of Gymnasium.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: The object is neither.
     """
     if isinstance(env, gym.vector.VectorEnv):
         refuse("vector env", f"{env} for env_id {env_id}")
@@ -72,13 +72,13 @@ def check_has_agents(env: Any, env_id: int) -> None:
         check_is_env(env, env_id)
     elif not (isinstance(agents, Sequence) and agents and all(isinstance(agent, str) for agent in agents)):
         raise ConfigurationError(
-            f"for env_id {env_id} the factory made {env}, whose possible_agents are {agents!r}: it must name every "
-            "agent that there can be, as texts, since rollouts have a row for each"
+            f"possible_agents of {env}, made for env_id {env_id}, must be a sequence with the name of every agent that "
+            f"can exist, because rollouts have a row for each, got {agents!r}"
         )
 
 
 def with_agents(env: Any) -> Any:
-    """An environment of several agents; one of Gymnasium is made one."""
+    """Return a multi-agent environment unchanged, and wrap an environment of Gymnasium in :class:`SingleAgent`."""
     return env if _has_agents(env) else SingleAgent(env)
 
 
@@ -88,17 +88,18 @@ def acts_in_turns(env: Any) -> bool:
 
 
 def spaces_of(envs: Sequence[Any], first_env_id: int) -> tuple[spaces.Dict, spaces.Dict]:
-    """Observation and action spaces by agent, which all environments must have alike.
+    """Return the observation and action spaces by agent, which must be the same in all environments.
 
     Raises:
-        ConfigurationError: they are different, or have values without a fixed size.
+        ConfigurationError: The spaces are different, or have values without a fixed size.
     """
     first, *others = [tuple(_by_agent(env, name) for name in ("observation_space", "action_space")) for env in envs]
     for column, other in enumerate(others, start=1):
         if list(other[0].spaces) != list(first[0].spaces) or other != first:
             raise ConfigurationError(
-                f"env_id {first_env_id + column} has agents with observations {other[0]} and actions {other[1]}, but "
-                f"env_id {first_env_id} has {first[0]} and {first[1]}; all must have the same"
+                f"all sub-environments must have agents with the same spaces, but env_id {first_env_id + column} has "
+                f"observations {other[0]} and actions {other[1]}, and env_id {first_env_id} has {first[0]} and "
+                f"{first[1]}. Pad the spaces in the environment, or use one pool for each kind."
             )
     for name, of in zip(("observation", "action"), first, strict=True):
         for leaf in leaves(of):
@@ -114,10 +115,10 @@ def state_space(env: Any) -> Space[Any] | None:
 
 
 class QuestionedEnv:
-    """An environment of several agents to which a user's questions are put: its attributes, as of Gymnasium's.
+    """A multi-agent environment with Gymnasium's methods for attributes and states, for calls of the user.
 
     Args:
-        env: the environment.
+        env: Environment, of PettingZoo or a :class:`SingleAgent`.
     """
 
     def __init__(self, env: Any) -> None:
@@ -127,14 +128,14 @@ class QuestionedEnv:
         self.set_wrapper_attr: Any = self._env.set_wrapper_attr if is_single else partial(setattr, env)
 
     def get_state(self) -> dict[str, Any] | None:
-        """Its state as plain data, if it offers one."""
+        """Return the state of the environment as plain data, or ``None`` if it has no ``get_state``."""
         if isinstance(self._env, gym.Env):
             return get_state(self._env)
         core = self._env.unwrapped
         return {"layers": [core.get_state()], "unknown": []} if hasattr(core, "get_state") else None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Bring it into a state."""
+        """Set the environment to a state of :meth:`get_state`."""
         if isinstance(self._env, gym.Env):
             set_state(self._env, state)
         else:

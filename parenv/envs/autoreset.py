@@ -25,9 +25,9 @@ def autoreset_mode(env: Any) -> AutoresetMode:
         if said in (mode, mode.value):
             return mode
     raise ConfigurationError(
-        f"{env} has the autoreset mode {said}, so it is unknown which of its steps only reset. Declare it where it is "
-        'made, env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}, or SAME_STEP or DISABLED; '
-        "parenv.testing.check_vector_env(make) finds out which"
+        f'{env} must declare metadata["autoreset_mode"], because parenv cannot tell reset steps from transitions '
+        f"without it, got {said}. Set it to AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED; "
+        "parenv.testing.check_vector_env(make) detects the mode."
     )
 
 
@@ -67,9 +67,9 @@ class Resets:
         if ended[self.begun].any():
             env_id = self._first + self.begun[ended[self.begun]][0]
             raise ConfigurationError(
-                f"{self._env} says that its autoreset mode is NEXT_STEP, but the step after the end of an episode of "
-                f"env_id {env_id}, which must only reset, has ended an episode again. Correct "
-                'metadata["autoreset_mode"] (parenv.testing.check_vector_env says what it does)'
+                f"{self._env} declares the autoreset mode NEXT_STEP, so the step after the end of an episode must only "
+                f"reset, but this step of env_id {env_id} ended an episode again. Correct "
+                'metadata["autoreset_mode"]; parenv.testing.check_vector_env(make) detects the mode.'
             )
 
 
@@ -83,7 +83,7 @@ def check_reset_with_mask(env: Any, before: Sequence[Any], after: Sequence[Any],
         for column in np.flatnonzero(others).tolist():
             if not np.array_equal(as_array(old[column]), as_array(new[column])):
                 raise ConfigurationError(
-                    f"{env} says that its autoreset mode is DISABLED, but reset(options={{'reset_mask': ...}}) has "
-                    f"also changed sub-environment {column}, whose episode goes on. Let reset follow the mask, or "
-                    'correct metadata["autoreset_mode"]'
+                    f"{env} declares the autoreset mode DISABLED, but reset(options={{'reset_mask': ...}}) has also "
+                    f"changed sub-environment {column}, whose mask is False. Let reset follow the mask, or correct "
+                    'metadata["autoreset_mode"].'
                 )

@@ -36,16 +36,15 @@ class EnvArrays:
         Raises:
             ObservationError: The result has another shape, or has moved to another device.
         """
-        if (
-            type(values) is np.ndarray and values.shape == shape
-        ):  # The calls below run code that is in no cache after a wait.
+        # This is the usual case. After a wait, the code of the calls below is not in the cache any more.
+        if type(values) is np.ndarray and values.shape == shape:
             return values
         self._check_device(name, values)
         array = as_array(values)
         if array.shape != shape:
             raise ObservationError(
-                f"the VectorEnv returned {name} of shape {array.shape}; for {shape[0]} sub-environments they must be "
-                f"of shape {shape} (the shapes differ)"
+                f"the {name} of the VectorEnv must have shape {shape} for {shape[0]} sub-environments, got "
+                f"{array.shape}. Correct the environment."
             )
         return array
 
@@ -78,6 +77,6 @@ class EnvArrays:
         before = self._devices.setdefault(name, device)
         if device is not before and device != before:
             raise ObservationError(
-                f"the {name} of {self._env} were on {before} and are now on {device}: let the environment keep its "
-                "arrays on one device"
+                f"the {name} of {self._env} must stay on the device {before}, got {device}. Keep all arrays of the "
+                "environment on one device."
             )

@@ -32,6 +32,10 @@ class EpisodeClocks:
         self._began = [0.0] * len(recorded)
         self._recorded = list(recorded)
 
+    def seconds(self) -> Any:
+        """Return the seconds since the begin of each episode, float64 ``[B]``."""
+        return np.subtract(perf_counter(), self._began)
+
     def begin(self, column: int) -> None:
         """Begin an episode."""
         self._began[column] = perf_counter()
@@ -80,8 +84,16 @@ class EpisodeSums:
         self._returns += rewards
         self._steps += 1
 
+    def write_open(self, records: Any) -> None:
+        """Write the episodes in progress, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[B]``."""
+        records["return"], records["seconds"] = self._returns, perf_counter() - self._began
+        # The number is negative before the step that only resets.
+        records["length"] = np.maximum(self._steps - self._steps_before, 0)
+
     def end(self, columns: Any, infos: Any, records: Any, later: int) -> None:
         """End episodes. An end that a recorder does not report is the end of a life, and does not count.
+
+        An end whose record is ``void`` lost the episode, which counts if it had a step before.
 
         Args:
             columns: Columns of the sub-environments, int64 ``[K]``.
@@ -89,16 +101,18 @@ class EpisodeSums:
             records: Records for the statistics, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``.
             later: Number of steps until the next episodes begin.
         """
-        now = perf_counter()
-        records["counts"] = True
+        now, lost = perf_counter(), records["void"]
         records["seconds"] = now - self._began[columns]
-        records["return"], records["length"] = self._returns[columns], self._steps - self._steps_before[columns]
+        records["return"] = self._returns[columns]
+        records["length"] = self._steps - self._steps_before[columns] - lost
+        records["counts"] = (lost == 0) | (records["length"] > 0)
         counted = columns
         if self._any_recorded or "episode" in infos or "final_info" in infos:
             is_said, returns, lengths = recorded_in_columns(infos, columns)
             self._recorded[columns] |= is_said
             self._any_recorded = bool(self._recorded.any())
-            records["counts"] = counts = is_said | ~self._recorded[columns]
+            counts = is_said | ~self._recorded[columns] | (lost != 0)
+            records["counts"] &= counts
             records["return"][is_said], records["length"][is_said] = returns[is_said], lengths[is_said]
             counted = columns[counts]
         self._returns[columns], self._steps_before[columns] = 0.0, self._steps + later

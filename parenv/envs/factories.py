@@ -7,7 +7,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -43,7 +43,15 @@ class Factories:
 
     def make(self, env_id: int) -> Any:
         """Make one sub-environment, or a whole ``VectorEnv`` if the factory makes one."""
-        return self.functions[0 if self.count is None else env_id]()
+        return self.function(env_id)()
+
+    def function(self, env_id: int) -> EnvFactory:
+        """Return the factory of one sub-environment."""
+        return self.functions[0 if self.count is None else env_id]
+
+    def wrapped(self, make: Callable[..., Any], *arguments: Any) -> Factories:
+        """Return factories that call ``make(factory, *arguments)``, see :func:`unwrapped`."""
+        return replace(self, functions=tuple(partial(make, function, *arguments) for function in self.functions))
 
     def register(self) -> None:
         """Register the specs of the main process with Gymnasium in this process."""
@@ -52,6 +60,13 @@ class Factories:
         if missing:
             # If an environment imports the module that registers them, Gymnasium would warn for each of them.
             warnings.filterwarnings("ignore", _REGISTERED_ALREADY)
+
+
+def unwrapped(factory: EnvFactory, *makes: Callable[..., Any]) -> EnvFactory:
+    """Return a factory without the wrappings by some functions, see :meth:`Factories.wrapped`."""
+    while isinstance(factory, partial) and factory.func in makes:
+        factory = factory.args[0]
+    return factory
 
 
 def as_factories(env_fn: Any) -> Factories:
@@ -63,7 +78,7 @@ def as_factories(env_fn: Any) -> Factories:
     if isinstance(env_fn, str) or not isinstance(env_fn, Sequence):
         return Factories((_as_factory(env_fn),), None, _registered_by_the_user())
     if not env_fn:
-        raise ConfigurationError("env_fn is an empty sequence: give at least one factory")
+        raise ConfigurationError(f"env_fn must be a sequence of at least one factory, got {env_fn!r}")
     return Factories(tuple(_as_factory(one) for one in env_fn), len(env_fn), _registered_by_the_user())
 
 
@@ -92,12 +107,15 @@ def _as_factory(env_fn: Any) -> EnvFactory:
         try:
             gym.spec(env_fn)
         except gym.error.Error as error:
-            raise ConfigurationError(f"Gymnasium does not know the environment {env_fn!r}: {error}") from error
+            raise ConfigurationError(
+                f"the environment {env_fn!r} must be registered with Gymnasium: {error}. Correct the id, or import the "
+                "package that registers it."
+            ) from error
     if isinstance(env_fn, str | EnvSpec):
         return partial(gym.make, env_fn)
     if isinstance(env_fn, gym.Env | gym.vector.VectorEnv):
         raise ConfigurationError(
-            f"env_fn must make environments, but it is one: {env_fn}. Give a factory, such as lambda: gym.make(...)"
+            f"env_fn must be a factory of environments, got the environment {env_fn}. Pass lambda: gym.make(...)."
         )
     if not callable(env_fn):
         raise ConfigurationError(f"env_fn must be a callable, an env id or a sequence of those, got {env_fn!r}")
@@ -109,8 +127,8 @@ def _as_factory(env_fn: Any) -> EnvFactory:
         signature.bind()
     except TypeError as error:
         raise ConfigurationError(
-            f"env_fn is called without arguments, but {env_fn!r} takes {signature}: {error}. If it makes each "
-            "sub-environment in another way, give a list: [functools.partial(make, i) for i in range(8)]"
+            f"env_fn must be callable without arguments, got {env_fn!r} with the signature {signature}: {error}. To "
+            "make different sub-environments, pass a list: [functools.partial(make, i) for i in range(8)]."
         ) from None
     return env_fn  # type: ignore[no-any-return]
 

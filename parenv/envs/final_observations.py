@@ -104,9 +104,9 @@ class FinalObservations:
             final = final_of(self._leaves, given, there, column)
             if final is not None and not _are_equal(self._leaves, final, _row(self._leaves, observations, column)):
                 raise ConfigurationError(
-                    f"{self._env} says that its autoreset mode is NEXT_STEP, but at the end of an episode it returns "
-                    "the first observation of the next one, as in SAME_STEP. Its infos contain the final one. Correct "
-                    'metadata["autoreset_mode"]'
+                    f"{self._env} declares the autoreset mode NEXT_STEP, but its last step of an episode returned the "
+                    "first observation of the next episode, as in SAME_STEP. Correct "
+                    'metadata["autoreset_mode"].'
                 )
 
 
@@ -148,7 +148,7 @@ def _write_nothing(leaves: Sequence[Leaf], target: Target, rows: slice) -> None:
 
 def _unknown(env: Any) -> str:
     return (
-        f"{env} resets in the same step in which an episode ends and does not say the observation that it ended with: "
-        'infos have no "final_obs". Rollout.next_known is False there, next_observations() is NaN (0 in integers), and '
-        "nothing is bootstrapped where such an episode was truncated"
+        f"{env} resets in the last step of an episode and does not return the final observation: its infos have no "
+        '"final_obs". Rollout.next_known is False at these steps, next_observations() is NaN (0 for integers), and '
+        "truncated episodes are not bootstrapped there."
     )

@@ -56,7 +56,7 @@ class Fit:
         try:
             array = np.asarray(value)
         except ValueError as error:
-            raise ObservationError(f"the observation{leaf.name} {value!r} is not an array: {error}") from error
+            raise ObservationError(f"the observation{leaf.name} must be an array, got {value!r}: {error}") from error
         if array.shape == leaf.shape:
             is_plain = leaf.integral or not isinstance(value, np.ndarray | np.generic)
             problem = None if is_plain and _survives(array, expected) else self.problem("observation", leaf, array)
@@ -65,8 +65,8 @@ class Fit:
                 return array
             why = f" ({problem})"
         raise ObservationError(
-            f"the observation{leaf.name} has shape {array.shape} and dtype {array.dtype}; its space says {leaf.shape} "
-            f"and {expected}{why}. Convert it in the environment, or correct the observation space"
+            f"the observation{leaf.name} must have shape {leaf.shape} and dtype {expected} like its space, got "
+            f"{array.shape} and {array.dtype}{why}. Convert it in the environment, or correct the observation space."
         )
 
     def check_finite(self, leaf: Leaf, value: Any) -> None:
@@ -76,7 +76,7 @@ class Fit:
             ObservationError: The value is not finite.
         """
         if self.finite and not_finite(value):
-            raise ObservationError(f"the observation{leaf.name} is not finite: {shown(value)}")
+            raise ObservationError(f"the observation{leaf.name} must be finite, got {shown(value)}")
 
     def problem(self, what: str, leaf: Leaf, array: Any, as_is: bool = False) -> str | None:
         """Return why an array of another dtype than its leaf does not fit; ``None``, after a warning, if it fits.
@@ -91,16 +91,16 @@ class Fit:
         if array.dtype == wanted or (self.any_kind and not self.strict):
             return None
         if not of_one_kind(array.dtype, wanted) and not (as_is and _is_whole(array, wanted)):
-            return f"{array.dtype} is not of the kind of {wanted}"
+            return f"{array.dtype} cannot be cast to {wanted}"
         if wanted.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(array.astype(wanted), array):
             return f"its values do not fit into {wanted}"
         if self.strict:
-            return f"it is {array.dtype} and not {wanted}, and strict_dtype=True forbids to cast it"
-        becomes = "not" if as_is else "are cast to"
+            return f"it is {array.dtype} and not {wanted}, and strict_dtype=True forbids the cast"
+        cast = "" if as_is else ", and they are cast"
         self.warn_once(
             (what, leaf),
-            f"the {what}s{leaf.name} are {array.dtype} and {becomes} the {wanted} of their space: give them that "
-            "dtype, or correct the space; WorkerOptions(strict_dtype=True) makes it an error",
+            f"the {what}s{leaf.name} should have dtype {wanted} like their space, got {array.dtype}{cast}. Convert "
+            "them, or correct the space. WorkerOptions(strict_dtype=True) makes this an error.",
         )
         return None
 

@@ -155,9 +155,9 @@ def batch_of(wanted: Info, infos: Found, columns: Any) -> tuple[Any, Any]:
 def _check(wanted: Info, shape: tuple[int, ...], dtype: Any) -> None:
     if shape != wanted.shape or not np.can_cast(dtype, wanted.dtype, "same_kind"):
         raise ObservationError(
-            f"the info {wanted.name!r} has shape {shape} and dtype {dtype}; "
-            f"{'at the start it had' if wanted.default is None else 'its default has'} "
-            f"{wanted.shape} and {np.dtype(wanted.dtype)}. Let it be the same in every step and reset"
+            f"the info {wanted.name!r} must have shape {wanted.shape} and dtype {np.dtype(wanted.dtype)} like its "
+            f"{'first value' if wanted.default is None else 'default'}, got {shape} and {dtype}. Return the same shape "
+            "and dtype from every step and reset."
         )
 
 

@@ -27,14 +27,14 @@ def make_envs(
     """Make sub-environments, or one ``VectorEnv`` with as many as it has.
 
     Args:
-        factories: make them.
-        env_ids: of the sub-environments.
-        progress: where to say what is going on.
-        others: environments of the same env_ids, which must not be made again.
-        accept: refuses what is no environment; by default what is none of Gymnasium.
+        factories: Factories of the sub-environments.
+        env_ids: Indices of the sub-environments.
+        progress: Status slot for the current activity.
+        others: Earlier environments of the same env_ids, which a factory must not return again. Default: none.
+        accept: Function that raises if its argument is not an environment. Default: :func:`check_is_env`.
 
     Raises:
-        ConfigurationError: A factory returns no environment, or the same one twice.
+        ConfigurationError: A factory does not return an environment, or returns the same one twice.
     """
     envs: list[Any] = []
     for env_id in env_ids:
@@ -50,17 +50,24 @@ def make_envs(
 
 
 Stepper = EnvStepper | VectorStepper
-"""A worker's sub-environments, however they are held."""
+"""Stepper of single sub-environments, or of one ``VectorEnv``."""
 
 
 def make_stepper(
     envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None, step_threads: int = 1
 ) -> Stepper:
-    """Hold environments of one kind: single ones, or one ``VectorEnv``.
+    """Make the stepper of a worker's sub-environments.
+
+    Args:
+        envs: Single environments, or one ``VectorEnv``.
+        first_env_id: Index of the first sub-environment in the whole pool.
+        progress: Status slot for the current activity.
+        fit: Checks of observations. Default: the checks of default options.
+        step_threads: Number of threads. Default: 1.
 
     Raises:
-        ConfigurationError: a ``VectorEnv`` that does not say when it resets, or is to be stepped in threads, or
-            different spaces.
+        ConfigurationError: A ``VectorEnv`` does not declare its autoreset mode or must be stepped in threads, or spaces
+            are different.
     """
     if isinstance(envs[0], VectorEnv):
         (vector_env,) = envs
@@ -68,7 +75,7 @@ def make_stepper(
             if step_threads > 1:
                 raise ConfigurationError(
                     f"step_threads={step_threads} needs single sub-environments, but env_fn makes a "
-                    f"{type(vector_env).__name__}, which steps its own: give a factory of single ones"
+                    f"{type(vector_env).__name__}. Pass a factory of single environments, or leave step_threads out."
                 )
             return VectorStepper(vector_env, first_env_id, progress, fit)
         envs = vector_env.envs
@@ -78,28 +85,28 @@ def make_stepper(
 
 
 def check_is_env(env: Any, env_id: int) -> None:
-    """Check that what was made for an env_id is an environment of Gymnasium.
+    """Check that a factory made an environment of Gymnasium.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: The object is not an environment of Gymnasium.
     """
     single = "single_" if isinstance(env, VectorEnv) else ""
     if not all(isinstance(getattr(env, f"{single}{kind}_space", None), Space) for kind in ("observation", "action")):
-        raise ConfigurationError(f"for env_id {env_id} the factory made {_what(env)}")
+        raise ConfigurationError(f"env_fn must make gymnasium.Env objects, got for env_id {env_id} {_what(env)}")
 
 
 def check_is_another(env: Any, env_id: int, there: Iterable[tuple[int, Any]]) -> None:
-    """Check that an environment is not one of those that are in use already.
+    """Check that an environment is not in use already.
 
     Raises:
-        ConfigurationError: it is, perhaps in other wrappers.
+        ConfigurationError: The environment is in use, perhaps in other wrappers.
     """
     mine = _cores(env)
     for other_id, other in there:
         if any(core is another for core in mine for another in _cores(other)):
             raise ConfigurationError(
-                f"env_id {env_id} was given the environment of env_id {other_id}, {env}, so episodes would be mixed: "
-                "the factory must make another one in each call, as lambda: gym.make(...) does"
+                f"env_fn must make a new environment in each call, but returned the environment of env_id {other_id} "
+                f"for env_id {env_id} too: {env}. Pass a factory such as lambda: gym.make(...)"
             )
 
 
@@ -113,15 +120,15 @@ def _what(env: Any) -> str:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if hasattr(env, "possible_agents") or hasattr(env, "agents"):
         title = (getattr(env, "metadata", None) or {}).get("name", name)
-        how = "in turns (AECEnv)" if hasattr(env, "agent_iter") else "together (ParallelEnv)"
-        return f"{title}, a PettingZoo environment whose agents act {how}. {_POLICIES_BY_NAME}"
+        interface = "an AECEnv" if hasattr(env, "agent_iter") else "a ParallelEnv"
+        return f"{title}, {interface} of PettingZoo. {_NAMED_POLICIES}"
     if hasattr(env, "num_envs"):
-        how = "Give factories of the single environments, such as lambda: gym.make(...)"
+        how = "Pass factories of single environments, such as lambda: gym.make(...)"
         return f"a {name}, a vector env that is not a gymnasium.vector.VectorEnv. {how}"
-    return f"a {name}, which has no observation_space and action_space of Gymnasium: it must be a gymnasium.Env"
+    return f"a {name}, whose observation_space and action_space are not spaces of Gymnasium. Return a gymnasium.Env."
 
 
-_POLICIES_BY_NAME = (
-    'Give AsyncWorkerPool policies by name, AsyncWorkerPool(env_fn, {"runner": policy}), which takes environments of '
-    "several agents; a single policy, and ParallelVectorEnv, take environments of Gymnasium"
+_NAMED_POLICIES = (
+    "Multi-agent environments need an AsyncWorkerPool with named policies, such as "
+    'AsyncWorkerPool(env_fn, {"runner": policy}).'
 )

@@ -6,7 +6,8 @@ from typing import Any
 
 from parenv.envs.fitting import shown
 
-_OLDER = "An environment for Gym, before Gymnasium, needs a wrapper such as those of the package shimmy"
+_PAIRS = tuple, list
+_OLDER = "Wrap an environment that was written for Gym, such as with the package shimmy."
 
 
 def reset_result(returned: Any) -> Any:
@@ -15,8 +16,8 @@ def reset_result(returned: Any) -> Any:
     Raises:
         TypeError: ``reset`` returned another object.
     """
-    if not isinstance(returned, tuple | list) or len(returned) != 2:
-        raise TypeError(f"reset must return (observation, info), but it returned {shown(returned)}. {_OLDER}")
+    if not isinstance(returned, _PAIRS) or len(returned) != 2:
+        raise TypeError(f"reset must return (observation, info), got {shown(returned)}. {_OLDER}")
     return returned
 
 
@@ -27,5 +28,5 @@ def explain_step(error: Exception) -> None:
         error: Exception that the caller caught.
     """
     if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-        must = "step must return (observation, reward, terminated, truncated, info), the reward a number"
+        must = "step must return (observation, reward, terminated, truncated, info) with a number as the reward"
         error.add_note(f"{must}. {_OLDER}")

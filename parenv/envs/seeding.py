@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import random
 import secrets
+import struct
 import sys
 from typing import Any
 
@@ -11,8 +14,10 @@ import numpy as np
 
 from parenv.argument_checks import at_least
 
-_SUB_ENVIRONMENT, _WORKER, _EVALUATION, _EPISODE = 0, 1, 2, 3
-_MEMBER, _EVOLUTION = 100, 101
+_SUB_ENVIRONMENT, _WORKER, _EVALUATION, _EPISODE, _RESET = 0, 1, 2, 3, 4
+_MEMBER, _EVOLUTION, _TASK = 100, 101, 102
+_ODD = 0x9E3779B1
+"""Odd distance of the seeds of a task: its multiples modulo 2**32 are all different."""
 
 
 def root_seed(seed: Any, recorded: int | None = None) -> int:
@@ -45,18 +50,47 @@ def evaluation_seed(seed: int, worker: int, evaluation: int) -> int:
 
 
 def member_seed(seed: int, member: int, turn: int) -> int:
-    """Seed of all that a member of a population does in one turn, whichever worker has it."""
+    """Return the seed of one training round of a member of a population. It does not depend on the worker."""
     return _spawned(seed, _MEMBER, member, turn)
 
 
 def evolution_seed(seed: int, member: int, turn: int) -> int:
-    """Seed of what is decided about a member of a population after a turn."""
+    """Return the seed of the selection that follows a member's training round in a population."""
     return _spawned(seed, _EVOLUTION, member, turn)
 
 
 def episode_seed(seed: int, env_id: int, generation: int, number: int) -> int:
-    """Seed of what is drawn for an episode of a sub-environment, such as who plays."""
+    """Return the seed of random choices for an episode of a sub-environment, such as the policies of its agents."""
     return _spawned(seed, _EPISODE, env_id, generation, number)
+
+
+def reset_seed(first: int, number: int) -> int:
+    """Return the seed of a reset of a sub-environment, from the seed of its first reset and the number of later ones.
+
+    >>> reset_seed(7, 0), reset_seed(7, 1) != reset_seed(7, 2)
+    (7, True)
+    """
+    return _spawned(first, _RESET, number) if number else first
+
+
+def task_episode_seed(seed: int, task: str, index: int) -> int:
+    """Return the seed of an episode of a task in an evaluation. The seeds of one task are all different.
+
+    Args:
+        seed: Root of all seeds.
+        task: Name of the task.
+        index: Index of the episode.
+
+    >>> task_episode_seed(0, "reach", 0), task_episode_seed(0, "reach", 1)
+    (2346132854, 705601319)
+    """
+    return (_first_task_seed(seed, task) + index * _ODD) % 2**32
+
+
+@functools.lru_cache
+def _first_task_seed(seed: int, task: str) -> int:
+    name = hashlib.blake2b(task.encode(), digest_size=16).digest()
+    return _spawned(seed, _TASK, *struct.unpack("<4I", name))
 
 
 def _spawned(seed: int, *key: int) -> int:

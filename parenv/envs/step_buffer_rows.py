@@ -151,8 +151,8 @@ class ObservationRows:
             return error
         wanted = ", ".join(f"{leaf.name} {leaf.shape} {leaf.dtype}".strip() for leaf in self._of)
         return ObservationError(
-            f"the observation {shown(observation)} does not fit its space, which says {wanted}: "
-            f"{type(error).__name__} {error}. Correct the environment or its observation space"
+            f"the observation {shown(observation)} does not fit its space ({wanted}): {type(error).__name__} {error}. "
+            "Correct the environment or its observation space."
         )
 
     def _check(self, columns: Sequence[int], observations: Sequence[Any], stepped: bool) -> None:

@@ -56,7 +56,9 @@ class StepBufferStepper:
         self._envs, self._own, self._step_buffer, self._mode = list(envs), own, step_buffer, mode
         self._observations, self._side, self._progress = observations, side, progress
         self.actions = ActionRows(step_buffer, own)
-        self._step_codes = [code("step", env_id) for env_id in range(own.start, own.stop)]
+        self._step_codes, self._reset_codes = (
+            [code(doing, env_id) for env_id in range(own.start, own.stop)] for doing in ("step", "reset")
+        )
         self._seeds = dict(enumerate(seeds or ()))
         self._fresh = [partial(self._begin_next, column) for column in range(len(envs))]
         begins_with_reset = seeds is not None and mode is AutoresetMode.NEXT_STEP
@@ -130,13 +132,14 @@ class StepBufferStepper:
         self._step_buffer.finished[where] = numbers
 
     def _run(self, columns: Sequence[int], where: Where, steps: Sequence[Callable[[Any], Any]]) -> None:
-        cell, codes = self._progress.cell, self._step_codes
+        cell, every = self._progress.cell, self._step_codes
         observations: list[Any] = []
         rewards: list[Any] = []
         keep, pay = observations.append, rewards.append
         numbers = self._begin(where)
-        for column, step, action in zip(columns, steps, self.actions.read(where), strict=True):
-            cell[0] = codes[column]
+        codes = every if where is self._own else [every[column] for column in columns]
+        for column, at, step, action in zip(columns, codes, steps, self.actions.read(where), strict=True):
+            cell[0] = at
             try:
                 observation, reward, terminated, truncated, info = step(action)
                 if terminated or truncated:
@@ -180,7 +183,8 @@ class StepBufferStepper:
         return observation, info
 
     def _reset(self, column: int, seed: int | None, **options: Any) -> Any:
-        self._progress.begin("reset", self._own.start + column)
+        self._progress.cell[0] = self._reset_codes[column]
+        self._progress.heartbeat[0] += 1
         own_seed = self._seeds.pop(column, None)
         seed = own_seed if seed is None else seed
         if seed is not None or options:

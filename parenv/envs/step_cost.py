@@ -1,14 +1,16 @@
-"""Measure the time of a step, and find native code in an environment."""
+"""Measure the time of a step and its spread, and find native code in an environment."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import importlib.machinery
+import operator
+import statistics
 import sys
 import time
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from parenv.envs.factories import Factories
 from parenv.envs.seeding import RandomState
@@ -17,28 +19,41 @@ MEASURE_S, MAX_MEASURE_S, MIN_MEASURED_STEPS = 0.05, 1.0, 20
 _TRUSTED = {"numpy", "gymnasium", "parenv", "torch"}
 
 
-def measured_step_s(factories: Factories, env_id: int) -> tuple[float, str]:
-    """Measure the seconds per env step, with resets, on a sub-environment that is made for the measurement.
+class StepCost(NamedTuple):
+    """Time of an env step.
+
+    Args:
+        step_s: Mean seconds, with resets.
+        spread_s: Standard deviation in seconds.
+    """
+
+    step_s: float
+    spread_s: float
+
+
+def measured_step(factories: Factories, env_id: int) -> tuple[StepCost, str]:
+    """Measure env steps on a sub-environment that is made for the measurement.
 
     Returns:
-        The seconds, and the result of :func:`native_package`.
+        Their time, and the result of :func:`native_package`.
     """
     with RandomState(0), contextlib.closing(factories.make(env_id)) as env:
         # Other environments may share the space, and must not see another seed.
         space = copy.deepcopy(env.action_space)
         space.seed(0)
         env.reset(seed=0)
-        steps, cost, began = 0, 0.0, time.perf_counter()
-        while cost < MEASURE_S or (steps < MIN_MEASURED_STEPS and cost < MAX_MEASURE_S):
+        ended = [time.perf_counter()]
+        while (cost := ended[-1] - ended[0]) < MEASURE_S or (len(ended) <= MIN_MEASURED_STEPS and cost < MAX_MEASURE_S):
             _, _, terminated, truncated, _ = env.step(space.sample())
             if terminated or truncated:
                 env.reset()
-            steps, cost = steps + 1, time.perf_counter() - began
-        began = time.perf_counter()
+            ended.append(time.perf_counter())
+        steps, began = len(ended) - 1, time.perf_counter()
         for _ in range(steps):
             space.sample()
         # An interruption of the loop above could make the difference negative.
-        return max(cost - (time.perf_counter() - began), cost / 2) / steps, native_package(env)
+        step_s = max(cost - (time.perf_counter() - began), cost / 2) / steps
+        return StepCost(step_s, statistics.pstdev(map(operator.sub, ended[1:], ended))), native_package(env)
 
 
 def native_package(env: Any) -> str:

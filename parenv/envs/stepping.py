@@ -17,6 +17,7 @@ from parenv.envs.state import get_state, set_state
 from parenv.envs.targets import End, Target
 from parenv.envs.values import Rows, action_splitter, row_writer
 from parenv.errors import ConfigurationError
+from parenv.experience.endings import ENVIRONMENT_ERROR, INDEX
 from parenv.memory.spaces import is_single, leaves, unflatten
 from parenv.memory.status_slot import StatusSlot, code
 
@@ -114,6 +115,10 @@ class EnvStepper:
         (step,), (step_code,) = self._steps, self._step_codes
         return step, step_code, self._split, self._dtype, self._shape, self._write, self._end
 
+    def write_open(self, records: Any) -> None:
+        """Write the seconds of the episodes in progress, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[B]``."""
+        records["seconds"] = self._episodes.seconds()
+
     def begun(self, ends: Sequence[End], step: int) -> Sequence[int]:
         """Return the columns whose episodes begin after a step, from the ends of that step."""
         return [end.column for end in ends if end.step == step]
@@ -134,8 +139,8 @@ class EnvStepper:
         """End a column's episode as truncated at an earlier step, with the observation in the rows."""
         last = unflatten(self._observation_leaves, [row[column] for row in rows])
         self._write(target.finals, len(target.ends), last)
-        seconds, counts = self._episodes.end(column, None)
-        target.ends.append(End(step, column, False, True, seconds, counts=counts))
+        seconds, _ = self._episodes.end(column, None)
+        target.ends.append(End(step, column, False, True, seconds, lost_by=INDEX[ENVIRONMENT_ERROR]))
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some environments, for ``call``, ``get_attr`` and ``set_attr``."""
@@ -182,6 +187,7 @@ class EnvStepper:
             for name in ("observation_space", "action_space"):
                 if getattr(env, name) != getattr(self, name):
                     raise ConfigurationError(
-                        f"env_id {self._first + column} has the {name} {getattr(env, name)}, "
-                        f"but env_id {self._first} has {getattr(self, name)}; all must have the same"
+                        f"all sub-environments must have the same {name}, but env_id {self._first + column} has "
+                        f"{getattr(env, name)}, and env_id {self._first} has {getattr(self, name)}. Pad the spaces in "
+                        "the environment, or use one pool for each space."
                     )

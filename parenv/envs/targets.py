@@ -19,6 +19,7 @@ class End(NamedTuple):
         seconds: Seconds from the reset to the last step.
         recorded: Return and length from a recorder. Without them, the rewards give both.
         counts: Whether the statistics count the end. They do not count the end of a life.
+        lost_by: Index in :data:`~parenv.experience.endings.ENDINGS` of the reason for which the episode was lost, or 0.
     """
 
     step: int
@@ -28,6 +29,7 @@ class End(NamedTuple):
     seconds: float
     recorded: Recorded | None = None
     counts: bool = True
+    lost_by: int = 0
 
 
 class Target(Protocol):

@@ -144,7 +144,7 @@ class ThreadedStepper(EnvStepper):
             self._begin_steps([first], split)
         elif (
             not first and not self._resetting
-        ):  # If the last reset has raised, only `first` shows that the step goes on.
+        ):  # If the last reset has raised, only `first` shows that the step is still in progress.
             self._stepping.extend(range(self.num_envs))
             self._begin_steps(self._stepping, split)
         while self._stepping:

@@ -32,7 +32,7 @@ def row_writer(of: Sequence[Leaf], fit: Fit) -> Callable[[Rows, int, Any], None]
         except (KeyError, IndexError, TypeError) as error:
             raise ObservationError(
                 f"the observation {observation!r} does not have the structure of its space: "
-                f"{type(error).__name__} {error}"
+                f"{type(error).__name__} {error}. Correct the environment or its observation space."
             ) from error
         for j, write_leaf in enumerate(writers):
             write_leaf(rows[j : j + 1], i, values[j])

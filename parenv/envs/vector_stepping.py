@@ -18,12 +18,13 @@ from parenv.envs.infos import Found, row_of
 from parenv.envs.targets import End, Target
 from parenv.envs.values import Rows
 from parenv.errors import ConfigurationError, ObservationError
+from parenv.experience.endings import INDEX, RESTARTED
+from parenv.memory.kinds import ENDED_BY, WORKER_RESTARTED
 from parenv.memory.spaces import flatten, is_single, leaves
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.trees import as_tensor, assign, deep_copy
 
-WORKER_RESTARTED = "worker_restarted"
-"""Info of a :class:`~parenv.ParallelVectorEnv` that flags sub-environments whose worker was restarted."""
+_UNKNOWN = INDEX[RESTARTED]
 ALL = slice(None)
 
 
@@ -112,8 +113,12 @@ class VectorStepper:
             row[self._resets.begun] = 0
         self._episodes.add(row)
         if len(columns):
-            observations = self._end(target, step, columns, observations, infos)
+            observations = self._end(target, step, columns, terminated[columns], observations, infos)
         self._write(rows, observations)
+
+    def write_open(self, records: Any) -> None:
+        """Write the episodes in progress, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[B]``."""
+        self._episodes.write_open(records)
 
     def take_over(self) -> None:
         """Begin the statistics of episodes, after another stepper has reset the environment."""
@@ -127,11 +132,12 @@ class VectorStepper:
         """Raise an error, because single sub-environments of a ``VectorEnv`` cannot be called."""
         if hasattr(self._env, "halves"):
             raise ConfigurationError(
-                f"{name} needs sub-environments that the worker steps itself: with step_workers they are elsewhere"
+                f"{name} cannot be used with step_workers, because other processes step the sub-environments. Leave "
+                "step_workers out."
             )
         raise ConfigurationError(
-            f"{name} needs single sub-environments, but the factory makes a {type(self._env).__name__}: "
-            "give a factory of single environments"
+            f"{name} needs single sub-environments, but the factory makes a {type(self._env).__name__}. "
+            "Pass a factory of single environments."
         )
 
     def get_states(self) -> list[dict[str, Any] | None]:
@@ -145,16 +151,17 @@ class VectorStepper:
         """Close the environment."""
         self._env.close()
 
-    def _end(self, target: Target, step: int, columns: Any, observations: Any, infos: Any) -> Any:
+    def _end(self, target: Target, step: int, columns: Any, terminated: Any, observations: Any, infos: Any) -> Any:
         """Write the ends of episodes; return the observations that the next step begins with."""
         known = self._finals.write(target, columns, observations, infos)
         resets_next = self.spends_steps
         records = target.add_ends(columns)
         records["step"], records["known"], records["resets_next"] = step, known, resets_next
-        self._episodes.end(columns, infos, records, later=resets_next)
+        records["ended_by"] = ~terminated
         if WORKER_RESTARTED in infos:
-            records["void"] = infos[WORKER_RESTARTED][columns]
-            records["counts"] &= 1 - records["void"]
+            records["void"] = lost = infos[WORKER_RESTARTED][columns]
+            records["ended_by"][lost] = [INDEX.get(ending, _UNKNOWN) for ending in infos[ENDED_BY][columns[lost]]]
+        self._episodes.end(columns, infos, records, later=resets_next)
         if resets_next:
             return observations
         if self._mode is AutoresetMode.DISABLED:
@@ -197,8 +204,8 @@ class VectorStepper:
             array = self._arrays.read(name, values, row.shape)
             if (problem := self._fit.problem("observation", leaf, array)) is not None:
                 raise ObservationError(
-                    f"the VectorEnv returned an observation{leaf.name} of shape {array.shape} and dtype {array.dtype}; "
-                    f"its space says {row.shape} and {row.dtype} ({problem})"
+                    f"the observations{leaf.name} of the VectorEnv must have shape {row.shape} and dtype {row.dtype}, "
+                    f"got {array.shape} and {array.dtype} ({problem}). Correct the environment or its space."
                 )
             for column, value in enumerate(array if self._fit.finite else ()):
                 self._progress.begin("step", self._first + column)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
-from typing import Any, ClassVar, TypeVar
+from itertools import chain, compress
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.episodes import ALL_COLUMNS, EpisodeStatistics
 from parenv.experience.rollout import Rollout, reshaped
 from parenv.experience.summary import Summarized
 from parenv.experience.transitions import Transitions
@@ -43,7 +43,20 @@ class AgentEpisodes(EpisodeStatistics):
     def together(cls, parts: Sequence[Sequence[Any]]) -> AgentEpisodes:
         """Join the columns of several parts, which are plain data."""
         *plain, agents, numbers = (list(chain.from_iterable(column)) for column in zip(*parts, strict=True))
-        return cls(**vars(EpisodeStatistics.of(*plain)), agents=agents, numbers=np.asarray(numbers, np.int64))
+        return cls(**vars(EpisodeStatistics.of_columns(*plain)), agents=agents, numbers=np.asarray(numbers, np.int64))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Any]) -> AgentEpisodes:
+        """Join the episodes of several parts."""
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in (*ALL_COLUMNS, "numbers")
+        }
+        return cls(**columns, agents=[agent for part in parts for agent in part.agents])
+
+    def _only(self, mask: Any) -> Self:
+        """Return the episodes at which a mask is true."""
+        agents = list(compress(self.agents, mask.tolist()))
+        return replace(super()._only(mask), agents=agents, numbers=self.numbers[mask])
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,6 +80,10 @@ class EpisodesByPolicy(EpisodeStatistics):
     def _facts(self) -> dict[str, Any]:
         return super()._facts() | {"by_policy": dict(self.by_policy)}
 
+    def _only(self, mask: Any) -> Self:
+        """Return the episodes at which a mask is true. No episode of an evaluation is lost."""
+        return self if mask.all() else replace(super()._only(mask), by_policy={})
+
     def __getitem__(self, name: str) -> AgentEpisodes:
         return _named(self.by_policy, name, "evaluation")
 
@@ -80,12 +97,12 @@ def _named(by_policy: Mapping[str, Found], name: str, where: str) -> Found:
 
 
 def evaluated(answers: Sequence[Sequence[Any]]) -> EpisodeStatistics:
-    """Return the episodes of workers from their answers: returns, lengths, seconds, env_ids, and a dict by policy."""
-    whole = EpisodeStatistics.joined([EpisodeStatistics.of(*answer[:4]) for answer in answers])
-    if not any(answer[4:] for answer in answers):
+    """Return the episodes of workers from their answers, which have plain columns and a dict of such by policy."""
+    whole = EpisodeStatistics.joined([EpisodeStatistics.of_columns(*answer[:5]) for answer in answers])
+    if not any(answer[5:] for answer in answers):
         return whole
-    names = {name for answer in answers for name in answer[4]}
-    parts = {name: [answer[4][name] for answer in answers if name in answer[4]] for name in sorted(names)}
+    names = {name for answer in answers for name in answer[5]}
+    parts = {name: [answer[5][name] for answer in answers if name in answer[5]] for name in sorted(names)}
     return EpisodesByPolicy(**vars(whole), by_policy={n: AgentEpisodes.together(part) for n, part in parts.items()})
 
 
@@ -190,7 +207,7 @@ class RolloutsByPolicy(Summarized, Mapping[str, AgentRollout]):
 
     def __getattr__(self, name: str) -> Any:
         is_of_one = hasattr(AgentRollout, name) or name in AgentRollout.__dataclass_fields__
-        where = f"; each policy has its own: rollout[name].{name} for a name in {list(self)}" if is_of_one else ""
+        where = f". Use rollout[policy].{name} for one of the policies {list(self)}" if is_of_one else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{where}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[str]:

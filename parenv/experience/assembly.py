@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, RolloutsByPolicy
-from parenv.experience.episodes import NO_EPISODES, EpisodeStatistics
+from parenv.experience.endings import FIRST_LOST, endings_of
+from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Ends, Rollout
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.layout import PLAIN, ROLLOUT_FIELDS, Axes, RolloutSpec, SlotSpec, part_of_slot
@@ -79,29 +80,32 @@ def assemble(
         policy_lag: Lag of this version, in publishes.
         extras: Names of the extras that have been written.
     """
-    part = part_of_slot(spec.rollout_length, columns[0].position, columns[0].first, columns[-1].stop)
+    position, first, _, objects = columns[0]
+    part = part_of_slot(spec.rollout_length, position, first, columns[-1].stop)
 
     def take(name: str, key: Any) -> Any:
-        if columns[0].objects and (name, key) in columns[0].objects:
+        if objects and (name, key) in objects:
             blocks = [mine.objects[name, key] for mine in columns]
             return [[item for row in rows for item in row] for rows in zip(*blocks, strict=True)]
         return arrays[name, key][part[name]]
 
-    fields = _fields(spec, take, zip(extras, extras, strict=True))
-    together = _joined_ends(spec, arrays, columns, env_ids) if len(columns) > 1 else None
-    parts = (
-        [together] if together else [_ends_of(spec, arrays, mine, columns[0].first, take, env_ids) for mine in columns]
-    )
-    return Rollout(
-        **fields,
-        initial_carry=_carry(spec, take),
+    together = _ended_together(spec, arrays, columns) if len(columns) > 1 else None
+    parts = [together] if together else [_ended(spec, arrays, mine, first, take) for mine in columns]
+    some = [ended.records for ended in parts if len(ended.records)]
+    resetting = take("resetting", 0)
+    rollout = Rollout.when_read(
+        _Fields(spec, take, [(name, name) for name in extras], parts).make,
         env_ids=env_ids,
         worker=worker,
         policy_version=policy_version,
         policy_lag=policy_lag,
-        episodes=EpisodeStatistics.joined([episodes for _, episodes in parts]),
-        ends=[ends for ends, _ in parts],
+        episodes=EpisodeStatistics.joined([episodes_of(records, env_ids) for records in some]),
+        resetting=resetting,
+        has_resets=_any(resetting) or any(_any(of["resets_next"]) or _any(of["void"]) for of in some),
     )
+    if objects:
+        rollout.read_all()  # The lists of a worker are filled again for its next rollout.
+    return rollout
 
 
 def assemble_agents(
@@ -186,7 +190,8 @@ class _Group:
             is_row = ROLLOUT_FIELDS[name].axes is Axes.COLUMNS
             return self.take(name, key)[part if is_row else (slice(None), part)]
 
-        fields = _fields(self._spec, take, spec.stored(played.of).items())
+        make = _Fields(self._spec, take, spec.stored(played.of).items()).make
+        fields = {name: make(name) for name in _OF_AGENTS}
         last_steps = np.full(len(rows), len(self._acted) - 1)
         if spec.turns:
             last_steps = (self._acted[:, rows] != NOBODY).sum(0) - 1
@@ -220,35 +225,89 @@ class _Group:
         ends = Ends(records["step"].astype(np.int64), place, observations)
         numbers = self._arrays["numbers", 0][there]
         return ends, AgentEpisodes(
-            *_figures(records), self._env_ids[columns], agents=self._agents_of(columns), numbers=numbers
+            *_figures(records),
+            self._env_ids[columns],
+            endings_of(records["ended_by"]),
+            agents=self._agents_of(columns),
+            numbers=numbers,
         )
 
     def _agents_of(self, rows: Any) -> list[str]:
         return [self._agents[row % len(self._agents)] for row in rows.tolist()]
 
 
-def _fields(spec: RolloutSpec, take: Take, extras: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return the fields of a rollout that are views of arrays of its slot.
+def assemble_rows(
+    spec: RolloutSpec,
+    take: Take,
+    extras: Sequence[str],
+    records: Any,
+    finals: Sequence[Any],
+    *,
+    env_ids: Any,
+    **about: Any,
+) -> Rollout:
+    """Build a rollout of rows that are all transitions.
+
+    Args:
+        spec: Content of the rows.
+        take: Function that returns their part of an array.
+        extras: Names of the extras that have been written.
+        records: Episode ends, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``.
+        finals: Final observations, one array or list ``[K, ...]`` per leaf.
+        env_ids: Sub-environments by column, int64 ``[B]``.
+        **about: Worker, versions and lag of the rollout.
+    """
+    fields = _Fields(spec, take, [(name, name) for name in extras], [_Ended(records, lambda: finals)])
+    episodes = episodes_of(records, env_ids)
+    return Rollout.when_read(fields.make, has_resets=False, env_ids=env_ids, episodes=episodes, **about)
+
+
+class _Fields:
+    """Makes the fields of a rollout that are views of arrays of its slot.
 
     Args:
         spec: Content of the rows.
         take: Function that returns their part of an array.
         extras: Names of extras, each with its name in the slot.
+        ended: Episode ends in these rows. Default: others make the ends.
     """
-    T = spec.rollout_length
-    observations = [take("observations", i) for i in range(len(spec.observations))]
-    following = {name: take("infos", name) for info in spec.infos for name in info.names}
-    acted_on = [name for info in spec.infos if info.acted_on for name in info.names]
-    return {
-        **{name: take(name, 0) for name in PLAIN},
-        "observations": unflatten(spec.observations, [rows[:T] for rows in observations]),
-        "last_observations": unflatten(spec.observations, [rows[T] for rows in observations]),
-        "shifted_observations": unflatten(spec.observations, [rows[1:] for rows in observations]),
-        "actions": unflatten(spec.actions, [take("actions", i) for i in range(len(spec.actions))]),
-        "extras": {name: take("extras", stored) for name, stored in extras},
-        "infos": {**following, **{name: take("seen", name)[:T] for name in acted_on}},
-        "next_infos": following,
-    }
+
+    def __init__(
+        self, spec: RolloutSpec, take: Take, extras: Iterable[tuple[str, str]], ended: Sequence[_Ended] = ()
+    ) -> None:
+        self._spec, self._take, self._extras, self._ended = spec, take, extras, ended
+
+    def make(self, name: str) -> Any:
+        """Make a field. Raise ``KeyError`` if this does not know it."""
+        return self._take(name, 0) if name in PLAIN else _MAKERS[name](self)
+
+    def _observations(self, rows: Any) -> Any:
+        spec, take = self._spec, self._take
+        return unflatten(spec.observations, [take("observations", i)[rows] for i in _leaves(spec)])
+
+    def _actions(self) -> Any:
+        return unflatten(self._spec.actions, [self._take("actions", i) for i in range(len(self._spec.actions))])
+
+    def _next_infos(self) -> Any:
+        return {name: self._take("infos", name) for info in self._spec.infos for name in info.names}
+
+    def _infos(self) -> Any:
+        acted_on = [name for info in self._spec.infos if info.acted_on for name in info.names]
+        return self._next_infos() | {name: self._take("seen", name)[: self._spec.rollout_length] for name in acted_on}
+
+
+_MAKERS: dict[str, Callable[[_Fields], Any]] = {
+    "observations": lambda of: of._observations(slice(of._spec.rollout_length)),
+    "last_observations": lambda of: of._observations(of._spec.rollout_length),
+    "shifted_observations": lambda of: of._observations(slice(1, None)),
+    "actions": _Fields._actions,
+    "extras": lambda of: {name: of._take("extras", stored) for name, stored in of._extras},
+    "infos": _Fields._infos,
+    "next_infos": _Fields._next_infos,
+    "initial_carry": lambda of: _carry(of._spec, of._take),
+    "ends": lambda of: [ended.ends(of._spec) for ended in of._ended],
+}
+_OF_AGENTS = (*PLAIN, *(name for name in _MAKERS if name not in ("initial_carry", "ends")))
 
 
 def _carry(spec: RolloutSpec, take: Take, policy: str | None = None) -> Any:
@@ -268,9 +327,29 @@ def _places_of_ends(rows_per_column: int, arrays: Arrays, columns: Sequence[Colu
     return np.fromiter(chain.from_iterable(there), np.int64)
 
 
-def _joined_ends(
-    spec: RolloutSpec, arrays: Arrays, columns: Sequence[Columns], env_ids: Any
-) -> tuple[Ends, EpisodeStatistics] | None:
+class _Ended(NamedTuple):
+    """Episode ends in some columns.
+
+    Args:
+        records: The ends, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``, with columns as places among those of the
+            rollout.
+        finals: Function that returns the leaves of the final observations.
+    """
+
+    records: Any
+    finals: Callable[[], Sequence[Any]]
+
+    def ends(self, spec: RolloutSpec) -> Ends:
+        """Return the ends with their final observations."""
+        records, observations = self.records, unflatten(spec.observations, self.finals())
+        if not len(records):
+            return Ends(_NOWHERE, _NOWHERE, observations, _NO, _NO, _NO, _NO)
+        steps, columns = records["step"].astype(np.int64), records["column"].astype(np.int64)
+        known, resets_next, void = (records[name] != 0 for name in ("known", "resets_next", "void"))
+        return Ends(steps, columns, observations, known, resets_next, void, records["ended_by"] >= FIRST_LOST)
+
+
+def _ended_together(spec: RolloutSpec, arrays: Arrays, columns: Sequence[Columns]) -> _Ended | None:
     """Return the ends of several workers, which takes less time than one worker at a time.
 
     ``None`` if some final observations are not among the arrays of the slot.
@@ -279,33 +358,34 @@ def _joined_ends(
     records = arrays["ends", 0][there]
     if any(mine.objects for mine in columns) or records["resets_next"].any():
         return None
-    return _ends(spec, records, columns[0].first, [arrays["finals", i][there] for i in _leaves(spec)], env_ids)
+    if columns[0].first:
+        records["column"] -= columns[0].first
+    return _Ended(records, lambda: [arrays["finals", i][there] for i in _leaves(spec)])
 
 
-def _ends_of(
-    spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int, take: Take, env_ids: Any
-) -> tuple[Ends, EpisodeStatistics]:
+def _ended(spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int, take: Take) -> _Ended:
+    """Return the ends of a worker, in a rollout that begins with this column."""
     begin = spec.rollout_length * mine.first
-    count = int(arrays["commits", 0][mine.position]["num_ends"])
-    records = arrays["ends", 0][begin : begin + count].copy()
-    if count and records["resets_next"][0]:  # All ends have this flag then, since they are of one environment.
-        steps, columns = records["step"], records["column"] - first
-        finals = [_picked(take("observations", i)[1:], steps, columns) for i in _leaves(spec)]
-    else:
-        finals = [
-            mine.objects.get(("finals", i), []) if leaf.dtype is None else arrays["finals", i][begin : begin + count]
+    there = slice(begin, begin + int(arrays["commits", 0]["num_ends"][mine.position]))
+    records = arrays["ends", 0][there]
+    if first:
+        records = records.copy()
+        records["column"] -= first
+
+    def finals() -> list[Any]:
+        if len(records) and records["resets_next"][0]:  # All ends have this flag then: they are of one environment.
+            return [_picked(take("observations", i)[1:], records["step"], records["column"]) for i in _leaves(spec)]
+        return [
+            mine.objects.get(("finals", i), []) if leaf.dtype is None else arrays["finals", i][there]
             for i, leaf in enumerate(spec.observations)
         ]
-    return _ends(spec, records, first, finals, env_ids)
+
+    return _Ended(records, finals)
 
 
-def _ends(spec: RolloutSpec, records: Any, first: int, finals: Sequence[Any], env_ids: Any) -> tuple[Ends, Any]:
-    if not len(records):
-        return Ends(_NOWHERE, _NOWHERE, unflatten(spec.observations, finals), _NO, _NO, _NO), NO_EPISODES
-    records["column"] -= first
-    steps, columns = records["step"].astype(np.int64), records["column"].astype(np.int64)
-    about = (records[name] != 0 for name in ("known", "resets_next", "void"))
-    return Ends(steps, columns, unflatten(spec.observations, finals), *about), episodes_of(records, env_ids)
+def _any(flags: Any) -> bool:
+    """Return whether a flag is set. For few flags this takes a tenth of the time of numpy."""
+    return any(flags.tolist())
 
 
 def _leaves(spec: RolloutSpec) -> range:
@@ -325,13 +405,14 @@ def episodes_of(records: Any, env_ids: Any) -> EpisodeStatistics:
         records: Ends, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``.
         env_ids: Sub-environments by column, int64 ``[B]``.
     """
-    records = records[records["counts"] != 0]
-    return EpisodeStatistics(*_figures(records), env_ids[records["column"]])
+    if not records["counts"].all():
+        records = records[records["counts"] != 0]
+    return EpisodeStatistics(*_figures(records), env_ids[records["column"]], endings_of(records["ended_by"]))
 
 
 def _figures(records: Any) -> tuple[Any, Any, Any]:
     """Return returns, lengths and seconds of ends, each contiguous."""
-    returns, lengths, seconds = (np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds"))
+    returns, lengths, seconds = (records[name].copy() for name in ("return", "length", "seconds"))
     return returns, lengths, seconds
 
 

@@ -45,8 +45,8 @@ class GradientLayout:
             )
         if len(dtypes) > 1:
             raise ConfigurationError(
-                f"the policy's trainable parameters have the dtypes {', '.join(dtypes)}; for one flat gradient they "
-                "must all have the same"
+                f"the policy's trainable parameters must all have the same dtype, got {', '.join(dtypes)}. Convert the "
+                "module to one dtype."
             )
         shapes = tuple(tuple(parameter.shape) for parameter in named.values())
         return cls(tuple(named), shapes, dtypes[0], next(iter(named.values())).element_size())
@@ -144,7 +144,7 @@ class Gradient:
             module: Module of the learner, or the policy with this module. For named policies, a dict of all of them.
 
         Raises:
-            ConfigurationError: Its trainable parameters are not those of the pool's policy.
+            ConfigurationError: The module does not have the trainable parameters of the pool's policy.
         """
         parameters = self.layout.parameters(module, "the module")
         flat = self.flat.to(parameters[0].device)

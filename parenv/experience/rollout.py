@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import count
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -34,6 +34,9 @@ NAMED = ("extras", "infos", "next_infos")
 """The fields of a rollout that are arrays by name."""
 
 
+_serials = count()
+
+
 @dataclass(frozen=True)
 class Ends:
     """Episode ends in a rollout.
@@ -45,6 +48,7 @@ class Ends:
         known: Whether the environment returned the observation, bool ``[K]``. ``None``: always.
         resets_next: Whether the next step only resets the sub-environment, bool ``[K]``. ``None``: never.
         void: Whether no step was taken, since the process that had to take it was gone, bool ``[K]``. ``None``: never.
+        lost: Whether the environment did not end the episode, bool ``[K]``. ``None``: never.
     """
 
     steps: Any
@@ -53,6 +57,7 @@ class Ends:
     known: Any = None
     resets_next: Any = None
     void: Any = None
+    lost: Any = None
 
     @classmethod
     def joined(cls, parts: Sequence[Ends]) -> Ends:
@@ -87,9 +92,10 @@ class Rollout(Summarized):
         policy_version: Version of the policy that acted.
         policy_lag: Version published when the rollout was yielded minus ``policy_version``, in publishes.
         restarted: Whether the first row does not follow the last row of the rollout before, bool ``[B]``. The reason is
-            a worker that died or a sub-environment that raised. The interrupted episode has no end.
-        episodes: Episodes that ended in the rollout.
-        ends: Ends of these episodes, as parts of one block.
+            a worker that died or a sub-environment that raised. The interrupted episode has no end in the rows. For a
+            rollout of a whole episode: whether an episode of the sub-environment was lost before it.
+        episodes: Episodes that ended in the rollout, and those that were lost before its first row.
+        ends: Ends of episodes in the rows, as parts of one block.
         shifted_observations: ``observations`` one step later, ``[T, B, *obs]``, without the final observations.
         infos: Infos that the user named, each ``[T, B, ...]``. ``infos[name][t]`` came from step ``t``, also at an
             episode's end. An info that the policy takes as an argument, such as an action mask, came with
@@ -98,6 +104,8 @@ class Rollout(Summarized):
         next_infos: Infos that came with ``next_observations()``, each ``[T, B, ...]``.
         resetting: Whether the first row only resets the sub-environment, bool ``[B]``, since the last row of the
             rollout before ended its episode. ``None``: never.
+        policy_versions: Version that acted in each row, int64 ``[T, B]``, if the versions of rows may differ:
+            ``policy_version`` is the oldest of them then. ``None``: ``policy_version`` acted in all rows.
         serial: Number of the rollout among all that this process has made. Copies keep it.
 
     >>> from parenv import AsyncWorkerPool
@@ -130,13 +138,46 @@ class Rollout(Summarized):
     infos: Mapping[str, Any] = field(default_factory=dict)
     next_infos: Mapping[str, Any] = field(default_factory=dict)
     resetting: Any = None
-    serial: int = field(default_factory=count().__next__, compare=False)
-    _blocks: ClassVar[tuple[str, ...]] = (*TREES, *NAMED)
+    policy_versions: Any = None
+    serial: int = field(default_factory=_serials.__next__, compare=False)
+    _blocks: ClassVar[tuple[str, ...]] = (*TREES, *NAMED, "policy_versions")
+
+    @classmethod
+    def when_read(cls, make: Callable[[str], Any], *, has_resets: bool, **known: Any) -> Self:
+        """Return a rollout, some of whose fields are made when they are read, since few learners read all of them.
+
+        Args:
+            make: Function that makes a field by its name, and raises ``KeyError`` for other names.
+            has_resets: Whether a step is not a transition.
+            **known: The other fields, without the serial number.
+        """
+        rollout = object.__new__(cls)
+        rollout.__dict__.update(known, serial=next(_serials), _make=make, has_resets=has_resets)
+        return rollout
+
+    if not TYPE_CHECKING:  # With this method, a type checker would accept any name.
+
+        def __getattr__(self, name: str) -> Any:
+            make = self.__dict__.get("_make", _nothing)
+            try:
+                value = make(name)
+            except KeyError:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
+            return self.__dict__.setdefault(name, value)
+
+    def read_all(self) -> None:
+        """Make all fields that were not read yet."""
+        for one in fields(self):
+            getattr(self, one.name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields. The functions that make them cannot be pickled."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @property
     def num_steps(self) -> int:
         """Number of env steps: ``T * B``, less the steps that are not :attr:`valid`."""
-        return int(self.valid.sum() if self._has_resets else math.prod(self.rewards.shape[:2]))
+        return int(self.valid.sum() if self.has_resets else math.prod(self.rewards.shape[:2]))
 
     @cached_property
     def valid(self) -> Any:
@@ -147,7 +188,7 @@ class Rollout(Summarized):
         ``WorkerOptions.step_workers`` died, and its episode was truncated without a step.
         If all steps are valid, the array takes no memory.
         """
-        if not self._has_resets:
+        if not self.has_resets:
             return _everywhere(self.terminated)
         valid = self.terminated | ~self.terminated
         if self.resetting is not None:
@@ -227,7 +268,7 @@ class Rollout(Summarized):
         Fields are views if possible.
         """
         T = self.rewards.shape[0]
-        flat = _only(self.valid.reshape(-1)) if self._has_resets else _flat
+        flat = _only(self.valid.reshape(-1)) if self.has_resets else _flat
         return Transitions(
             **{name: map_trees(flat, getattr(self, name)) for name in PER_STEP},
             next_observations=map_trees(flat, self.next_observations()),
@@ -294,7 +335,7 @@ class Rollout(Summarized):
         return Ends.joined(self.ends)
 
     @cached_property
-    def _has_resets(self) -> bool:
+    def has_resets(self) -> bool:
         """True if a step is not a transition."""
         flags = [self.resetting, *(flag for part in self.ends for flag in (part.resets_next, part.void))]
         return any(bool(flag.any()) for flag in flags if flag is not None and len(flag))
@@ -308,6 +349,11 @@ class Rollout(Summarized):
         else:
             filled[steps, columns] = finals
         return filled
+
+
+def _nothing(name: str) -> Any:
+    """Make no field."""
+    raise KeyError(name)
 
 
 def _everywhere(like: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Objects that hold large arrays show a few facts of themselves: one line in a console, a table in a notebook."""
+"""Short representations of objects with large arrays: one line in a console, a table in a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Summarized:
     """Gives a class a short ``repr``, and its ``_repr_html_`` for notebooks."""
 
     def _facts(self) -> Mapping[str, Any]:
-        """Names and values to show."""
+        """Return the facts to show, by name."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -24,7 +24,7 @@ class Summarized:
 
 
 def html_table(title: str, facts: Mapping[str, Any]) -> str:
-    """A table with a row for each fact.
+    """Return an HTML table with a row for each fact.
 
     >>> html_table("Rollout", {"worker": None})
     '<table><caption>Rollout</caption><tr><th>worker</th><td>None</td></tr></table>'
@@ -34,7 +34,7 @@ def html_table(title: str, facts: Mapping[str, Any]) -> str:
 
 
 def shapes_of(tree: Tree) -> str:
-    """Dtypes and shapes of nested arrays and tensors, without their values.
+    """Return the dtypes and shapes of nested arrays and tensors as text.
 
     >>> import numpy as np
     >>> shapes_of({"camera": np.zeros((4, 2), np.uint8), "state": (np.zeros(3), [[1, 2]])})

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> Any:
-    """The tensordict of a rollout of tensors, see :meth:`~parenv.experience.rollout.Rollout.to_tensordict`.
+    """Return the tensordict of a rollout of tensors, see :meth:`~parenv.experience.rollout.Rollout.to_tensordict`.
 
     Raises:
         ConfigurationError: ``tensordict`` is not installed, a field has no fixed size, or two have one key.
@@ -37,7 +37,7 @@ def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> An
         "done": never,
         "terminated": never.clone(),
         "truncated": never.clone(),
-        "policy_version": torch.full((B, T), rollout.policy_version, device=never.device),
+        "policy_version": _versions(rollout, never.device),
         "collector": {"traj_ids": _trajectories(rollout.serial, following["done"][..., 0])},
         "next": following,
     }
@@ -49,8 +49,17 @@ def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> An
     return TensorDict(fields, batch_size=[B, T], names=[None, "time"], device=device)
 
 
+def _versions(rollout: Rollout, device: Any) -> Any:
+    import torch
+
+    if rollout.policy_versions is not None:
+        return _by_env(rollout.policy_versions)
+    T, B = rollout.rewards.shape
+    return torch.full((B, T), rollout.policy_version, device=device)
+
+
 def _trajectories(serial: int, done: Any) -> Any:
-    """An id for each part of an episode, int64 ``[B, T]``, that no other part in any rollout has.
+    """Return an id for each part of an episode, int64 ``[B, T]``. No other part in any rollout has the same id.
 
     The parts of one rollout have ids below ``B * T``, which fits below the serial number.
     """
@@ -90,10 +99,12 @@ def _nested(tree: Any, what: str) -> Any:
     if isinstance(tree, tuple):
         return {str(i): _nested(part, what) for i, part in enumerate(tree)}
     if isinstance(tree, list):
-        raise ConfigurationError(f"a tensordict holds tensors, but {what} have parts without a fixed size")
+        raise ConfigurationError(
+            f"{what} must have a fixed size to be stored in a tensordict. Pad them to arrays in the environment."
+        )
     return _by_env(tree)
 
 
 def _by_env(value: Any) -> Any:
-    """``[B, T, ...]`` of ``[T, B, ...]``, in the same memory."""
+    """Return a view ``[B, T, ...]`` of values ``[T, B, ...]``."""
     return value.transpose(0, 1)

@@ -243,8 +243,8 @@ def _check(path: Path, differences: Mapping[str, float], tolerance: float) -> No
     if far := {name: size for name, size in differences.items() if size > tolerance}:
         sizes = ", ".join(f"{name} by {size:.3g}" for name, size in far.items())
         raise PolicyOutputError(
-            f"the exported policy differs from the policy in {sizes}, more than tolerance={tolerance:g}: {path} was "
-            "not written. Check how the policy computes this output, or increase tolerance"
+            f"the exported policy must differ from the policy by at most tolerance={tolerance:g}, but differs in "
+            f"{sizes}, so {path} was not written. Check how the policy computes this output, or increase tolerance."
         )
 
 
@@ -257,7 +257,7 @@ def _write(format: Format, graph: Graph, path: Path) -> None:
     except Exception as error:
         raise ConfigurationError(
             f'the policy cannot be exported with format="{format}": {_reason(error)}. Use operations on tensors '
-            "only, without numpy and without Python branches on the values of a tensor"
+            "only, without numpy and without Python branches on the values of a tensor."
         ) from error
 
 

@@ -57,7 +57,10 @@ class Graph(NamedTuple):
         rows = [[np.ascontiguousarray(values[t, : wanted[0][0]]) for values in steps] for t in range(length)]
         for values, shape in zip(rows[0], wanted, strict=True):
             if values.shape != shape:
-                raise ConfigurationError(f"the rollout has observations {values.shape[1:]}, not {shape[1:]}")
+                raise ConfigurationError(
+                    f"observations of the rollout must have shape {shape[1:]}, got {values.shape[1:]}. Pass a rollout "
+                    "of the same environment."
+                )
         return rows[: -(-count // wanted[0][0])]
 
     def clipped(self, observations: Sequence[Any], far: float) -> list[Any]:
@@ -83,8 +86,8 @@ def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
     of = leaves(observation_space)
     if any(leaf.dtype is None for leaf in of):
         raise ConfigurationError(
-            f"{observation_space} has parts without a fixed size, which cannot be exported: pad them to arrays in the "
-            "environment"
+            f"observations must have a fixed size to be exported, got {observation_space}. Pad them to arrays in the "
+            "environment."
         )
     policy = _policy(given)
     carry = policy.initial_carry(1)
@@ -112,20 +115,20 @@ def _acted(module: Any, example: Sequence[Any], space: Space[Any]) -> Action:
 def _policy(given: Any) -> Policy:
     if module_of(given) is None:
         raise ConfigurationError(
-            "export needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with a module "
-            f"attribute; got {given!r}"
+            "export needs a policy with a torch module (an nn.Module, a TorchPolicy, or a Policy with the attribute "
+            f"module), got {given!r}"
         )
     policy = copy.deepcopy(as_policy(given))
     if not policy.takes_tensors:
         raise ConfigurationError(
-            f"{type(policy).__name__}.act takes numpy arrays, which cannot be exported: set takes_tensors = True and "
-            "compute with tensors"
+            f"{type(policy).__name__}.act computes with numpy arrays, which cannot be exported. Set takes_tensors = "
+            "True, and compute with tensors."
         )
     # The file keeps the default of a parameter. For action_mask, this default would permit forbidden actions.
     if infos := (infos_needed(policy) | (policy.infos_taken() & {"action_mask"})) - _NO_INFOS:
         raise ConfigurationError(
-            f"the policy acts on infos ({', '.join(sorted(infos))}), which an exported policy does not receive: add "
-            "them to the environment's observations"
+            f"the policy acts on infos ({', '.join(sorted(infos))}), which an exported policy does not receive. Add "
+            "them to the environment's observations."
         )
     policy.module.to("cpu").eval()
     apply_settings(policy, {**policy.settings, "deterministic": True})
@@ -144,7 +147,7 @@ def _dtype(leaf: Leaf) -> Any:
         return torch_dtype(leaf.dtype)
     except TypeError as error:
         raise ConfigurationError(
-            f"torch has no dtype {leaf.dtype}, which observations{leaf.name} have: cast them in the environment"
+            f"observations{leaf.name} must have a dtype of torch, got {leaf.dtype}. Cast them in the environment."
         ) from error
 
 
@@ -176,6 +179,6 @@ def _check_same(of: Sequence[Leaf], first: Any, again: Any) -> None:
     for one, other in zip(flatten(of, first), flatten(of, again), strict=True):
         if not np.array_equal(as_array(one), as_array(other), equal_nan=True):
             raise ConfigurationError(
-                "the policy samples its actions even if settings['deterministic'] is true, which cannot be exported: "
-                'use TorchPolicy(..., deterministic_method="..."), or read this setting in Policy.act'
+                "the policy must not sample its actions to be exported, but it does with settings['deterministic'] = "
+                'True. Use TorchPolicy(..., deterministic_method="..."), or read this setting in Policy.act.'
             )

@@ -30,6 +30,7 @@ class OnnxPolicy(Policy):
         threads: Number of threads of ONNX Runtime. Default: 1.
 
     Attributes:
+        path: Path of the file.
         observations: Leaves of the observation space.
 
     Raises:
@@ -49,13 +50,13 @@ class OnnxPolicy(Policy):
     """
 
     def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
-        self._path, self._threads = Path(path), threads
-        self._session = opened(self._path, threads)
+        self.path, self._threads = Path(path), threads
+        self._session = opened(self.path, threads)
         found = self._session.get_modelmeta().custom_metadata_map.get(METADATA)
         about = json.loads(found) if found else {}
         if about.get("format") != FORMAT:
             raise ConfigurationError(
-                f"{self._path} was not written by parenv.export in format {FORMAT}: export the policy again"
+                f"{self.path} must be a file of parenv.export in format {FORMAT}. Export the policy again."
             )
         self.observations, self._actions, self._carry = (
             leaves_from_data(about[name]) for name in ("observations", "actions", "carry")
@@ -91,12 +92,12 @@ class OnnxPolicy(Policy):
         found = leaves(space)
         if leaves_as_data(found) != leaves_as_data(self.observations):
             raise ConfigurationError(
-                f"{self._path} acts on {_in_words(self.observations)}, but the environment has {_in_words(found)}: "
-                "use the environment and the wrappers with which the agent was trained"
+                f"{self.path} needs observations of {_in_words(self.observations)}, but the environment has "
+                f"{_in_words(found)}. Use the environment and the wrappers with which the agent was trained."
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._path.absolute(), self._threads)
+        return type(self), (self.path.absolute(), self._threads)
 
 
 def opened(path: Path, threads: int = 1) -> Any:
@@ -107,7 +108,7 @@ def opened(path: Path, threads: int = 1) -> Any:
     """
     onnxruntime = require("onnxruntime", "a file of parenv.export", "export")
     if not path.is_file():
-        raise ConfigurationError(f"there is no file {path}")
+        raise ConfigurationError(f"the file {path} does not exist. Name a file that parenv.export has written.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 3

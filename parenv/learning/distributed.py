@@ -78,9 +78,9 @@ def _check_same_on_all_ranks(module: nn.Module, group: ProcessGroup | None) -> N
     dist.all_gather(digests, mine, group=group)
     if different := [rank for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])]:
         raise ConfigurationError(
-            f"all_reduce_gradients needs the same parameters on every rank, but rank {different} of the group differ "
-            f"from rank 0; rank {dist.get_rank(group)} has {len(names)}: {_shortened(names)}. Build the module the "
-            f"same way on every rank"
+            "all_reduce_gradients needs the same parameters on every rank, but these ranks differ from rank 0: "
+            f"{different}. Rank {dist.get_rank(group)} has {len(names)}: {_shortened(names)}. Build the module the "
+            "same way on every rank."
         )
 
 

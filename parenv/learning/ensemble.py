@@ -118,10 +118,12 @@ def _with_tensors(module: nn.Module, replaced: Callable[[str, Tensor], Tensor]) 
 
 def _check_alike(modules: Sequence[nn.Module]) -> None:
     if not modules:
-        raise ConfigurationError("an Ensemble needs at least one module, got none")
+        raise ConfigurationError("an Ensemble needs at least one module, got none. Pass a list of modules.")
     first = _architecture(modules[0])
     if not tensors_of(modules[0]):
-        raise ConfigurationError("an Ensemble needs modules with parameters or buffers, got one that has none")
+        raise ConfigurationError(
+            "an Ensemble needs modules with parameters or buffers, got one that has none. Leave it out."
+        )
     for index, module in enumerate(modules):
         other = _architecture(module)
         for name in {**first, **other}:

@@ -58,7 +58,7 @@ class League:
         for name in players:
             if joined.count(name) > 1:
                 raise ConfigurationError(
-                    f"{name!r} is a player of this league already: give the newer one another name"
+                    f"names of players must be unique, but {name!r} is a player already. Choose another name."
                 )
         more = ((0, len(players)), (0, len(players)))
         return League(joined, np.pad(self.scores, more), np.pad(self.games, more))
@@ -76,9 +76,7 @@ class League:
         for player, opponent, score in results:
             one, other = self._index(player), self._index(opponent)
             if not 0.0 <= score <= 1.0:
-                raise ConfigurationError(
-                    f"{player!r} against {opponent!r} has the score {score!r}, which must be 0 to 1"
-                )
+                raise ConfigurationError(f"the score of {player!r} against {opponent!r} must be 0 to 1, got {score!r}")
             for mine, theirs, gained in ((one, other, score), (other, one, 1.0 - score)):
                 scores[mine, theirs] += gained
                 games[mine, theirs] += 1
@@ -129,7 +127,7 @@ class League:
         me = self._index(player)
         there = sorted({self._index(name) for name in (self.players if among is None else among)} - {me})
         if not there:
-            raise ConfigurationError(f"{player!r} has no opponent in a league of {', '.join(self.players)}")
+            raise ConfigurationError(f"{player!r} has no opponent among {', '.join(self.players)}. Add a player.")
         if sampling == "newest":
             return {self.players[there[-1]]: 1.0}
         weights = np.ones(len(there))
@@ -142,7 +140,7 @@ class League:
 
     def _index(self, player: str) -> int:
         if player not in self.players:
-            raise ConfigurationError(f"{player!r} is no player of this league, which has {', '.join(self.players)}")
+            raise ConfigurationError(f"a player must be one of {', '.join(self.players)}, got {player!r}")
         return self.players.index(player)
 
     @staticmethod

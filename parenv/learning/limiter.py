@@ -57,8 +57,7 @@ class RateLimiter:
         least = max(Fraction(1), self._samples_per_insert)
         if self._error_buffer < least:
             raise ConfigurationError(
-                f"error_buffer must be at least max(1, samples_per_insert) = {float(least):g}, the change by a single "
-                f"transition, got {error_buffer!r}"
+                f"error_buffer must be at least max(1, samples_per_insert) = {float(least):g}, got {error_buffer!r}"
             )
         self._inserts = 0
         self._samples = 0
@@ -87,7 +86,7 @@ class RateLimiter:
         return self._inserts >= self._min_size and self._above_target(samples=n) >= -self._error_buffer
 
     def inserted(self, n: int = 1) -> None:
-        """Count ``n`` inserts. What was not allowed is counted too, and brought back into balance afterwards."""
+        """Count ``n`` inserts. Inserts that were not allowed count too, and the ratio is restored afterwards."""
         self._inserts += at_least("n", n, 0)
 
     def sampled(self, n: int = 1) -> None:
@@ -109,9 +108,9 @@ class RateLimiter:
         least = max((inserted + sampled) / 2, inserted - self._samples_per_insert)
         if self._error_buffer < least:
             raise ConfigurationError(
-                f"with inserts of {insert_size} and samples of {sample_size} transitions at a time, an error_buffer of "
-                f"{float(self._error_buffer):g} can refuse both for ever: make it at least {float(least):g}, or the "
-                f"steps smaller"
+                f"error_buffer must be at least {float(least):g} for inserts of {insert_size} and samples of "
+                f"{sample_size} transitions, because a smaller one can refuse both forever, got "
+                f"{float(self._error_buffer):g}"
             )
 
     def state_dict(self) -> dict[str, int]:
@@ -125,7 +124,7 @@ class RateLimiter:
             ConfigurationError: A count is missing or not an integer.
         """
         if missing := {"inserts", "samples"} - set(state):
-            raise ConfigurationError(f"the state of a RateLimiter needs {sorted(missing)}, got {sorted(state)}")
+            raise ConfigurationError(f"the state of a RateLimiter must have {sorted(missing)}, got {sorted(state)}")
         self._inserts, self._samples = (at_least(name, state[name], 0) for name in ("inserts", "samples"))
 
     def _above_target(self, inserts: int = 0, samples: int = 0) -> Fraction:

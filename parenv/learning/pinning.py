@@ -52,6 +52,6 @@ def slot_of(rollout: Rollout) -> tuple[int, int] | None:
 
 
 def _end_of(array: np.ndarray[Any, Any]) -> int:
-    """Return the address after the last item, as ``byte_bounds``, which each major version of numpy has elsewhere."""
+    """Return the address after the last item, as ``byte_bounds`` does. Its module depends on the version of numpy."""
     reach = sum((length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True) if stride > 0)
     return array.ctypes.data + (reach + array.itemsize if array.size else 0)

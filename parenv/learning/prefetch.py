@@ -39,7 +39,7 @@ def prefetch(rollouts: Iterable[Rollout], device: Any, *, ahead: int = 1) -> Gen
     """
     import torch
 
-    at_least("ahead", ahead, 1, "; rollout.to(device) copies without it")
+    at_least("ahead", ahead, 1, ". Use rollout.to(device) to copy without prefetching.")
     target = torch.device(device)
     source = iter(rollouts)
     if target.type == "cuda":

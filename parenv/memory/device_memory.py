@@ -132,12 +132,14 @@ def _ask(index: int, function: str, *arguments: Any) -> None:
     text = ctypes.c_char_p()
     library.cuGetErrorString(code, ctypes.byref(text))
     hint = (
-        "a shorter rollout_length, fewer sub-environments, a smaller prefetch or smaller observations take less memory"
+        "Use a shorter rollout_length, fewer sub-environments, a smaller prefetch or smaller observations."
         if code == _OUT_OF_MEMORY
-        else "memory of this GPU cannot be shared between processes here; rollout_device=None does without"
+        else "Processes cannot share the memory of this GPU on this machine. Use rollout_device=None."
     )
     reason = (text.value or b"").decode()
-    raise ConfigurationError(f"rollouts cannot be stored on cuda:{index}: {function} gave {code} ({reason}): {hint}")
+    raise ConfigurationError(
+        f"rollouts cannot be stored on cuda:{index}: {function} returned {code} ({reason}). {hint}"
+    )
 
 
 KINDS: dict[str, type[DeviceMemory]] = {"cuda": CudaMemory}

@@ -17,6 +17,8 @@ Kind = Any
 MAX_KINDS = 256
 MAX_DEPTH, MAX_DIMENSIONS, MAX_ITEMS = 64, 32, 1 << 32
 FINAL_OBSERVATION = "final_obs"
+WORKER_RESTARTED, ENDED_BY = "worker_restarted", "ended_by"
+"""Infos of a vector env at an episode that was lost with its worker: a flag, and the reason for the end."""
 BY_MESSAGE = -1
 
 FORMATS = {

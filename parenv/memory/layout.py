@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -19,9 +19,11 @@ from parenv.memory.spaces import Leaf, dtype_of_numbers, unflatten
 
 ALIGNMENT = 64
 WHOLE_EPISODES = 0
-"""Length of a rollout of whole episodes, which are not stored in a slot."""
+"""Length of a rollout of whole episodes."""
 MAX_EPISODE_STEPS = 1_000_000
 """Maximum length of a whole episode; a longer one is an error."""
+PART_STEPS = 64
+"""Number of rows in time of a slot for parts of whole episodes."""
 MAX_BYTES = 1 << 30
 
 COMMIT_DTYPE = np.dtype(
@@ -53,15 +55,28 @@ END_DTYPE = np.dtype(
         ("return", "<f8"),
         ("seconds", "<f8"),
         ("counts", "<i4"),
+        ("ended_by", "<i4"),
         ("void", "<i4"),
         ("known", "<i4"),
         ("resets_next", "<i4"),
     ]
 )
 """One episode end: row and column in the rollout, statistics of the episode, and flags. ``counts``: it is an episode,
-not a mere life. ``void``: its row is not a step, since the process that had to step was gone. ``known``: the
-environment has returned the final observation. ``resets_next``: the next step only resets (``NEXT_STEP``), and the
-observation of the next row is the final one."""
+not a mere life. ``ended_by``: index of the reason in :data:`~parenv.experience.endings.ENDINGS`. ``void``: its row is
+not a step, since the process that had to step was gone. ``known``: the environment has returned the final observation.
+``resets_next``: the next step only resets (``NEXT_STEP``), and the observation of the next row is the final one."""
+
+OPEN_DTYPE = np.dtype([("return", "<f8"), ("length", "<i8"), ("seconds", "<f8"), ("number", "<i8")])
+"""One episode in progress at the end of a rollout: return, length and seconds so far. ``number``: its number,
+which only workers with named policies count."""
+
+
+ROW_DTYPE = np.dtype(
+    [("version", "<i8"), ("column", "<i4"), ("begins", "<i2"), ("restarted", "<i2"), ("is_after", "<i2"), ("", "V6")]
+)
+"""One row of a slot with parts of whole episodes: the version that acted, the column of the sub-environment, and flags.
+``begins``: the row is the first of an episode. ``restarted``: an episode of the sub-environment was lost before it.
+``is_after``: the row is no step, and has the observation after the last step of an episode."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,8 @@ class RolloutSpec:
         infos: Infos that the user named.
         on_device: Whether :data:`ON_DEVICE` is stored in memory of a device.
         agents: Agents with a row in every sub-environment; for the sub-environments themselves, one without a name.
+        in_parts: Whether the ``T * B`` rows are parts of whole episodes, one after another. Each row is of any
+            sub-environment of the worker, see :data:`ROW_DTYPE`.
     """
 
     rollout_length: int
@@ -131,6 +148,7 @@ class RolloutSpec:
     infos: tuple[Info, ...] = ()
     on_device: bool = False
     agents: tuple[str, ...] = ("",)
+    in_parts: bool = False
 
 
 class PolicyFound(NamedTuple):
@@ -246,8 +264,16 @@ def _if_named(dtype: str) -> Callable[[RolloutSpec, SlotSpec], Values]:
     return lambda _, slot: [(0, (), dtype)] if slot.is_named else []
 
 
+def _open_episodes(spec: RolloutSpec, slot: SlotSpec) -> Values:
+    return [(0, (), OPEN_DTYPE)] if spec is slot.groups[0] else []
+
+
 def _versions(spec: RolloutSpec, slot: SlotSpec) -> Values:
     return [(0, (len(slot.policies),), "<i8")] if slot.is_named and spec is slot.groups[0] else []
+
+
+def _rows(spec: RolloutSpec, _: SlotSpec) -> Values:
+    return [(0, (), ROW_DTYPE)] if spec.in_parts else []
 
 
 ROLLOUT_FIELDS: dict[str, RolloutField] = {
@@ -259,6 +285,7 @@ ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "truncated": RolloutField(Axes.STEPS, "?"),
     "restarted": RolloutField(Axes.COLUMNS, "?"),
     "resetting": RolloutField(Axes.COLUMNS, "?"),
+    "open": RolloutField(Axes.COLUMNS, _open_episodes),
     "extras": RolloutField(Axes.STEPS, _extras),
     "infos": RolloutField(Axes.STEPS, lambda spec, _: info_values(spec.infos)),
     "seen": RolloutField(Axes.OBSERVATIONS, lambda spec, _: info_values(info for info in spec.infos if info.acted_on)),
@@ -271,9 +298,11 @@ ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "first_versions": RolloutField(Axes.COLUMNS, _if_named("<i8")),
     "numbers": RolloutField(Axes.ENDS, _if_named("<i8")),
     "versions": RolloutField(Axes.WORKERS, _versions),
+    "rows": RolloutField(Axes.STEPS, _rows),
 }
 """Fields of a slot. ``infos`` are those that each step returned, ``seen`` those that came with each observation, and
-``finals`` the final observations of episodes.
+``finals`` the final observations of episodes. ``open`` are the episodes in progress at the end of the rollout. Only
+slots with parts of whole episodes have ``rows``.
 
 Only named policies have the following fields. ``policies`` is the index of the policy that acted in each row, or
 :data:`~parenv.memory.agent_layout.NOBODY`. ``assigned`` is the policy that was assigned to the row last, even if its
@@ -306,6 +335,38 @@ class Field:
         return np.dtype(self.dtype).itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
 
 
+class SlotArrays(Mapping[tuple[str, Any], Any]):
+    """Arrays of a group of rows over the memory of a slot. Each is made when it is read for the first time.
+
+    Args:
+        fields: Shape, dtype and offset of each array, by its name.
+        buffer: Memory of the slot.
+    """
+
+    def __init__(self, fields: Mapping[tuple[str, Any], tuple[Any, ...]], buffer: Any) -> None:
+        self._fields, self._buffer = fields, buffer
+        self._made: dict[tuple[str, Any], npt.NDArray[Any]] = {}
+
+    def __getitem__(self, name: tuple[str, Any]) -> npt.NDArray[Any]:
+        if name not in self._made:
+            shape, dtype, offset = self._fields[name]
+            self._made[name] = np.ndarray(shape, dtype, self._buffer, offset)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
+
+    def get(self, name: tuple[str, Any], default: Any = None) -> Any:
+        """Return an array, or the default. The base class raises and catches an exception for it."""
+        return self[name] if name in self._fields else default
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
 @dataclass(frozen=True)
 class SlotLayout:
     """All arrays of one slot.
@@ -334,6 +395,14 @@ class SlotLayout:
             }
             for group in self.groups
         ]
+
+    def arrays_when_read(self, buffer: Any) -> list[SlotArrays]:
+        """Return the fields of each group as :meth:`arrays` does. Each array is made when it is read."""
+        return [SlotArrays(fields, buffer) for fields in self._places]
+
+    @cached_property
+    def _places(self) -> list[dict[tuple[str, Any], tuple[Any, ...]]]:
+        return [{one.name: (one.shape, np.dtype(one.dtype), one.offset) for one in group} for group in self.groups]
 
     def tensors(self, block: Any) -> dict[tuple[str, Any], Any]:
         """Return the fields on a device as tensors over ``block``, a tensor of the bytes of one slot there."""
@@ -370,19 +439,19 @@ def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple
             _check_path(leaf.path)
         names = [extra.name for extra in found]
         if len(set(names)) < len(names) or not all(type(name) is str for name in names):
-            raise ValueError("names of extras are different texts")
+            raise ValueError(f"names of extras must be different strings, got {names}")
         if leaves:
             unflatten(leaves, leaves)
     except (AttributeError, TypeError, ValueError) as error:
-        raise ProtocolError(f"these are no extras and carry: {error}") from error
+        raise ProtocolError(f"malformed description of extras or carry: {error}") from error
     return found, leaves
 
 
 def _check_path(path: tuple[Any, ...]) -> None:
     if len(path) > MAX_DEPTH:
-        raise ValueError(f"a carry is nested at most {MAX_DEPTH} deep")
+        raise ValueError(f"a carry must be nested at most {MAX_DEPTH} deep, got {len(path)}")
     if not all(type(key) in (str, int) for key in path):
-        raise ValueError("keys of a carry are texts, and places in tuples whole numbers")
+        raise ValueError(f"a carry must have strings as keys of dicts and integers as indices of tuples, got {path}")
 
 
 def infos_as_data(infos: Sequence[Info]) -> list[Any]:
@@ -408,9 +477,9 @@ def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:
     itemsize = dtype_of_numbers(dtype, "biufc").itemsize
     sizes: tuple[int, ...] = tuple(shape)
     if not is_shape(sizes):
-        raise ValueError("a shape is whole numbers")
+        raise ValueError(f"a shape must be a few integers of at least 0, got {sizes}")
     if math.prod(max(size, 1) for size in (itemsize, *sizes)) > MAX_BYTES:
-        raise ValueError(f"an array of a sub-environment has at most {MAX_BYTES} bytes a step")
+        raise ValueError(f"an array of a sub-environment must have at most {MAX_BYTES} bytes a step, got shape {sizes}")
     return sizes
 
 
@@ -487,6 +556,13 @@ def aligned(size: int, to: int = ALIGNMENT) -> int:
     (128, 64, 0)
     """
     return -(-size // to) * to
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: str) -> Any:
+    """Return zeros at an aligned address, because results of torch can differ in the last bit with other addresses."""
+    zeros = np.zeros(math.prod(shape) * np.dtype(dtype).itemsize + ALIGNMENT, np.uint8)
+    begin = -zeros.ctypes.data % ALIGNMENT
+    return zeros[begin : begin + zeros.size - ALIGNMENT].view(dtype).reshape(shape)
 
 
 def place(wanted: Sequence[Array], offset: int) -> tuple[list[Field], int]:

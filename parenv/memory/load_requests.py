@@ -32,6 +32,7 @@ class LoadRequests:
     def ask(self, version: int, place: int) -> int:
         """Request a version from all workers; return the number of the request."""
         self._version[0], self._place[0] = version, place
+        # A worker reads the number first. If it sees the new number, it must not read the old version.
         fence()
         self._number[0] += 1
         return self._number[0]
@@ -47,13 +48,16 @@ class LoadRequests:
 
     def wanted(self) -> tuple[int, int]:
         """Return the requested version, or :data:`WITHDRAWN`, and its place."""
+        # The caller has read the number of the request, and must read the version after it.
         fence()
         return self._version[0], self._place[0]
 
     def answer(self, worker: int, number: int) -> bool:
         """Answer for a worker; return whether all have answered. Of the last ones at least one gets ``True``."""
+        # The main process may overwrite the old version as soon as it sees this answer, so the load must be complete.
         fence()
         self._loaded[worker] = number
+        # Without a full fence, each of the last two workers could miss the answer of the other, and none would notify.
         full_fence()
         return self.all_have()
 

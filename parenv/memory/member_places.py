@@ -53,7 +53,10 @@ class MemberPlaces:
         """Write the result of :meth:`read_bytes`, or its parts in order, and return the size in bytes."""
         nbytes = sum(part.nbytes for part in parts)
         if nbytes > ROOM:
-            raise ConfigurationError(f"the state of a member takes {nbytes:,} bytes, and there is room for {ROOM:,}")
+            raise ConfigurationError(
+                f"the state of a member must have at most {ROOM:,} bytes, got {nbytes:,}. Leave parts such as replay "
+                "buffers out of the Member."
+            )
         at = self.offset(place)
         for part in parts:
             self.buffer[at : at + part.nbytes] = part
@@ -80,14 +83,15 @@ class MemberPlaces:
     def _stops(self, whole: memoryview, place: int) -> list[int]:
         """Return the offset of the first part of a state, and the end of each part."""
         at, stop = self.offset(place), self.offset(place) + ROOM
+        # A worker may have written anything here, so each number is checked before it is used as an offset.
         (count,) = _LENGTH.unpack_from(whole, at)
         begin = at + _LENGTH.size * (1 + count)
         if not 0 < count < ROOM // _LENGTH.size or begin > stop:
-            raise ProtocolError(f"place {place} holds no state of a member")
+            raise ProtocolError(f"place {place} does not contain the state of a member")
         lengths = struct.unpack_from(f"<{count}Q", whole, at + _LENGTH.size)
         stops = list(itertools.accumulate(lengths, initial=begin))
         if stops[-1] > stop:
-            raise ProtocolError(f"the state of a member in place {place} does not end")
+            raise ProtocolError(f"the state of a member in place {place} is longer than its place")
         return stops
 
 

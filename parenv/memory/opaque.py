@@ -35,6 +35,6 @@ class OpaqueSpace(Space[Any]):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"{self.text} is a custom space, which cannot be sampled here, because nothing that a worker sends is "
-            'unpickled. With spaces="make", or spaces=(observation_space, action_space), there is a real one'
+            f"the custom space {self.text} cannot be sampled in the main process, which does not unpickle what workers "
+            'send. Pass spaces="make", or spaces=(observation_space, action_space).'
         )

@@ -1,4 +1,4 @@
-"""The random generators with which a space is sampled, which travel beside its description."""
+"""The random generators with which a space is sampled. They are sent beside its description."""
 
 from __future__ import annotations
 
@@ -26,21 +26,25 @@ def generators(space: Space[Any]) -> list[Any]:
 
 
 def set_generators(space: Space[Any], of_each: Sequence[Any]) -> None:
-    """Have a space sampled with the generators of another one of the same structure, which may come from anywhere.
+    """Give a space the random generators of another space of the same structure.
+
+    Args:
+        space: Space to change.
+        of_each: Generators that another process may have sent, in the form of :func:`generators`.
 
     Raises:
-        ProtocolError: they are not what :func:`generators` gives for such a space.
+        ProtocolError: The generators do not have the form for such a space.
     """
     parts = list(_all(space))
     if type(of_each) is not list or len(of_each) != len(parts):
-        raise ProtocolError("these are not the random generators of this space")
+        raise ProtocolError(f"random generators of a space must be a list of {len(parts)}, one for each part")
     for i, (part, generator) in enumerate(zip(parts, of_each, strict=True)):
         if type(generator) is int and 0 <= generator < i:
             part._np_random = parts[generator]._np_random
         elif generator is None or type(generator) is np.random.Generator:
             part._np_random = generator  # type: ignore[assignment,unused-ignore]
         else:
-            raise ProtocolError("a random generator of a space is none")
+            raise ProtocolError(f"random generator {i} of a space must be a numpy Generator, got {type(generator)}")
 
 
 def _all(space: Space[Any]) -> Iterator[Space[Any]]:

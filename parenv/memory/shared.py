@@ -12,8 +12,8 @@ class SharedMemory:
     """A file in memory with a descriptor and without a name, so no file can be left behind or guessed.
 
     Args:
-        size: bytes to begin with.
-        fd: descriptor of existing shared memory to take over instead of making new.
+        size: Initial size in bytes. Default: 0.
+        fd: Descriptor of existing shared memory, which this object then owns. Default: ``None``, make new memory.
     """
 
     def __init__(self, size: int = 0, fd: int | None = None) -> None:
@@ -28,33 +28,38 @@ class SharedMemory:
         return os.fstat(self.fd).st_size
 
     def grow(self, size: int) -> None:
-        """Extend to ``size`` bytes, none of which takes memory before it is touched or reserved; it never shrinks."""
+        """Extend to ``size`` bytes; never shrink. No byte takes memory before it is touched or reserved."""
         os.ftruncate(self.fd, max(size, self.size))
 
     def reserve(self, offset: int, nbytes: int) -> None:
-        """Claim memory now, so that it cannot be missing when it is touched.
+        """Allocate memory now, so that no later write to it can fail.
 
         Raises:
-            MemoryError: there is not that much memory.
+            MemoryError: Not enough memory is free.
         """
+        # If the kernel finds no page for a write to the map, it ends the process with SIGBUS.
         if not hasattr(os, "posix_fallocate"):
             return
         try:
             os.posix_fallocate(self.fd, offset, nbytes)
         except OSError as error:
-            raise MemoryError(f"cannot reserve {nbytes / 1e6:.0f} MB of shared memory: {error}") from error
+            raise MemoryError(
+                f"{nbytes / 1e6:.0f} MB of shared memory cannot be reserved: {error}. Free memory, or use fewer or "
+                "smaller rollouts."
+            ) from error
 
     def map(self) -> mmap.mmap:
-        """Map all of it. The mapping stays valid after :meth:`close`, until its last reference is gone."""
+        """Map the whole memory. The map stays valid after :meth:`close`, until its last reference is gone."""
         return mmap.mmap(self.fd, self.size)
 
     def close(self) -> None:
-        """Give the descriptor back. Idempotent."""
+        """Close the descriptor. Idempotent."""
         self._close()
 
 
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
+        # Without the flag, a program that an environment starts would inherit the descriptor and keep the memory.
         return os.memfd_create("parenv", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

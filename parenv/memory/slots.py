@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,14 +84,16 @@ class Slots:
         lease.slot = slot
         return root
 
-    def arrays(self, layout: SlotLayout, slot: int, root: Any) -> list[dict[tuple[str, Any], Any]]:
+    def arrays(self, layout: SlotLayout, slot: int, root: Any) -> list[Mapping[tuple[str, Any], Any]]:
         """Return the arrays of each group of a slot over its memory, which arrays on a device keep leased too."""
-        arrays = layout.arrays(root)
+        arrays: list[Mapping[tuple[str, Any], Any]] = [*layout.arrays_when_read(root)]
         if self.device is not None:
-            arrays[0] |= layout.tensors(self.device.tensor(slot * self.device_stride, layout.device_bytes, root))
+            tensors = layout.tensors(self.device.tensor(slot * self.device_stride, layout.device_bytes, root))
+            arrays[0] = {**arrays[0], **tensors}
         return arrays
 
     def _collect(self) -> None:
+        # Another thread may drop the last array of a slot meanwhile. Operations of a deque are atomic.
         while self._returned:
             slot = self._returned.popleft().slot
             del self._leases[slot]

@@ -22,11 +22,11 @@ from parenv.memory.opaque import OpaqueSpace
 from parenv.memory.trees import Tree
 
 MAX_SPACE_BYTES = 1 << 28
-"""What a space that is rebuilt may take, so that no description of a few bytes takes gigabytes."""
+"""Maximum size of a rebuilt space in bytes, because a description of a few bytes could take gigabytes."""
 
 _DTYPE = re.compile(r"[|<>][biufc][0-9]{1,2}")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""Of a function in the ``repr`` of a space, say: another one in every process."""
+"""An address in the ``repr`` of a space, such as the address of a function. It differs between processes."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Leaf:
     """One array of a space.
 
     Args:
-        path: keys from the root: ``str`` into a dict, ``int`` into a tuple.
-        shape: shape of one value; ``()`` for lists.
-        dtype: numpy dtype string; ``None`` where values have no fixed size and are kept in lists.
+        path: Keys from the root: ``str`` into a dict, ``int`` into a tuple.
+        shape: Shape of one value; ``()`` for lists.
+        dtype: numpy dtype string, or ``None`` if values have no fixed size and are kept in lists.
     """
 
     path: tuple[str | int, ...]
@@ -50,12 +50,12 @@ class Leaf:
 
     @property
     def items(self) -> int:
-        """Numbers in one value."""
+        """Number of numbers in one value."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one value; 0 where it has no fixed size."""
+        """Number of bytes of one value; 0 if it has no fixed size."""
         return 0 if self.dtype is None else self.items * np.dtype(self.dtype).itemsize
 
     @property
@@ -70,7 +70,7 @@ def leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, .
     Text, Sequence, Graph, OneOf and custom spaces have no fixed size and become lists.
 
     Raises:
-        ConfigurationError: a key of a Dict space is no text.
+        ConfigurationError: A key of a Dict space is not a string.
     """
     parts: Iterable[tuple[str | int, Space[Any]]] = ()
     match space:
@@ -79,7 +79,7 @@ def leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, .
         case spaces.Dict():
             if odd := [key for key in space.spaces if not isinstance(key, str)]:
                 raise ConfigurationError(
-                    f"keys of a Dict space must be strings, got {odd[0]!r}: rename it in the environment"
+                    f"keys of a Dict space must be strings, got {odd[0]!r}. Rename the key in the environment."
                 )
             parts = space.spaces.items()
         case spaces.Tuple():
@@ -88,7 +88,7 @@ def leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, .
 
 
 def each_once(spaces: Iterable[Space[Any]]) -> tuple[list[Space[Any]], list[int]]:
-    """Different spaces once each, as Gymnasium compares them, and for each space which of them it is."""
+    """Return the distinct spaces, as Gymnasium compares them, and the index of each given space among them."""
     distinct: list[Space[Any]] = []
     which = []
     for space in spaces:
@@ -104,16 +104,16 @@ def is_single(of: Sequence[Leaf]) -> bool:
 
 
 def flatten(of: Sequence[Leaf], tree: Tree) -> list[Any]:
-    """The values of a tree at the given leaves.
+    """Return the values of a tree at the given leaves.
 
     Raises:
-        KeyError, IndexError, TypeError: the tree has not that structure.
+        KeyError, IndexError, TypeError: The tree does not have the structure of the leaves.
     """
     return [_at(tree, leaf.path) for leaf in of]
 
 
 def stacked(of: Sequence[Leaf], trees: Iterable[Tree]) -> list[Any]:
-    """The values of several trees by leaf, arrays ``[n, ...]``; lists where they have no fixed size."""
+    """Return the values of several trees by leaf: arrays ``[n, ...]``, or lists if values have no fixed size."""
     by_leaf = zip(*(flatten(of, tree) for tree in trees), strict=True)
     return [
         list(values) if leaf.dtype is None else np.stack([np.asarray(value, leaf.dtype) for value in values])
@@ -122,7 +122,7 @@ def stacked(of: Sequence[Leaf], trees: Iterable[Tree]) -> list[Any]:
 
 
 def unflatten(of: Sequence[Leaf], values: Sequence[Any]) -> Tree:
-    """Nest values again as the space does: the inverse of :func:`flatten`."""
+    """Nest values as the space does, the inverse of :func:`flatten`."""
     return values[0] if len(of) == 1 and not of[0].path else _nest([leaf.path for leaf in of], values)
 
 
@@ -145,7 +145,7 @@ def _at(tree: Tree, path: tuple[str | int, ...]) -> Any:
 
 
 def describe(space: Space[Any]) -> Any:
-    """A space as plain data; a custom space becomes the nearest base that Gymnasium defines, or an opaque one."""
+    """Return a space as plain data. A custom space becomes its nearest base in Gymnasium, or an opaque space."""
     match space:
         case spaces.Box():
             return ["box", _compact(space.low), _compact(space.high), list(space.shape), np.dtype(space.dtype).str]
@@ -165,7 +165,7 @@ def describe(space: Space[Any]) -> Any:
         case spaces.OneOf():
             return ["one_of", [describe(part) for part in space.spaces]]
         case spaces.Dict():
-            # Says how a Dict made of this one orders its keys, such as a batched one. Older Gymnasiums always sort.
+            # A batched Dict orders its keys by this flag. Older versions of Gymnasium always sort them.
             unsorted = [] if getattr(space, "sort_keys", True) else [False]
             return ["dict", {key: describe(part) for key, part in space.spaces.items()}, *unsorted]
         case spaces.Tuple():
@@ -176,10 +176,11 @@ def describe(space: Space[Any]) -> Any:
 
 
 def rebuild(description: Any) -> Space[Any]:
-    """The space of a description made by :func:`describe`, which may come from anywhere.
+    """Rebuild a space from a description that another process may have sent.
 
     Raises:
-        ProtocolError: it is no such description, or its :func:`cost` is above :data:`MAX_SPACE_BYTES`.
+        ProtocolError: The description was not made by :func:`describe`, or its :func:`cost` is above
+            :data:`MAX_SPACE_BYTES`.
 
     >>> rebuild(describe(spaces.Tuple([spaces.Discrete(3), spaces.Text(4)])))
     Tuple(Discrete(3), Text(1, 4, charset=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz))
@@ -190,7 +191,7 @@ def rebuild(description: Any) -> Space[Any]:
                 return _rebuild(description)
     except Exception as error:
         raise ProtocolError(f"malformed description of a space: {error}") from error
-    raise ProtocolError(f"a space that takes more than {MAX_SPACE_BYTES} bytes cannot travel")
+    raise ProtocolError(f"a space must take at most {MAX_SPACE_BYTES} bytes to be sent, got {cost(description)}")
 
 
 def alike(one: Space[Any], other: Space[Any]) -> bool:
@@ -229,13 +230,13 @@ def _rebuild_box(low: Any, high: Any, shape: list[int], dtype: str) -> spaces.Bo
 
 
 def _bound(bound: Any, shape: list[int], dtype: np.dtype[Any]) -> Any:
-    """A number where Gymnasium takes one, since it makes an array of it in a fraction of the memory and time."""
+    """Return a bound as a number if Gymnasium accepts one, because that saves most of the memory and time."""
     typed = _numbers(bound, "biuf").astype(dtype)
     return typed.item() if not typed.shape and dtype.kind != "b" else np.broadcast_to(typed, shape).copy()
 
 
 def _rebuild_discrete(n: int, start: int, dtype: str) -> spaces.Discrete:
-    # Before Gymnasium 1.2.2 there was no other dtype, and no such argument.
+    # Before Gymnasium 1.2.2, a Discrete space has no argument dtype, and its dtype is always int64.
     of = dtype_of_numbers(dtype)
     more: dict[str, Any] = {} if of == np.int64 else {"dtype": of.type}
     return spaces.Discrete(_typed(int, n), start=_typed(int, start), **more)
@@ -247,8 +248,8 @@ def _rebuild_dict(parts: Any, sort_keys: bool = True) -> spaces.Dict:
     return space
 
 
-# Gymnasium copies what a Graph or a stacked Sequence is made of, and the copies in that too: nested in one another 30
-# deep, which takes a few hundred bytes to say, they would fill any memory.
+# Gymnasium copies the parts of a Graph or a stacked Sequence, and the copies in these parts. With 30 levels of nesting,
+# a description of a few hundred bytes would fill any memory.
 _COPIES = 3
 _BYTES_PER_SPACE = 1 << 14
 _BYTES_PER_CHARACTER = 64
@@ -288,40 +289,40 @@ _REBUILD: dict[str, Any] = {
 
 
 def _bounds(dtype: np.dtype[Any]) -> int:
-    """Bytes of the two bounds of one element of a Box, and of whether it has them."""
+    """Return the number of bytes of one element of a Box: two bounds, and two flags for bounded elements."""
     return 2 * (dtype.itemsize + 1)
 
 
 def _typed(kind: type[Any], value: Any) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"a value must be of type {kind.__name__}, got {value!r}")
     return value
 
 
 def _items(shape: Any) -> int:
     if type(shape) is not list or len(shape) > _MAX_DIMENSIONS or any(_typed(int, length) < 0 for length in shape):
-        raise ValueError("that is no shape")
+        raise ValueError(f"a shape must be a list of at most {_MAX_DIMENSIONS} sizes of at least 0, got {shape!r}")
     return math.prod(shape)
 
 
 def _numbers(array: Any, kinds: str = "iu") -> Any:
     if not isinstance(array, np.ndarray | np.generic) or array.dtype.kind not in kinds:
-        raise TypeError("that is no array of numbers")
+        raise TypeError(f"a bound or a number of choices must be an array of numbers, got {type(array).__name__}")
     return array
 
 
 def dtype_of_numbers(text: Any, kinds: str = "iu") -> np.dtype[Any]:
-    """A dtype of some kinds of numbers, of a text that may come from anywhere.
+    """Return a dtype of some kinds of numbers, from a text that another process may have sent.
 
     Raises:
-        ValueError, TypeError: it is none.
+        ValueError, TypeError: The text is not such a dtype.
     """
     if not _DTYPE.fullmatch(text) or text[1] not in kinds:
-        raise ValueError(f"{text!r} is no dtype of numbers")
+        raise ValueError(f"{text!r} is not a dtype of numbers")
     dtype: np.dtype[Any] = np.dtype(text)
     return dtype
 
 
 def _compact(bound: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """One number for a bound that is the same everywhere."""
+    """Return one number for a bound that is the same for all elements."""
     return bound.flat[0].reshape(()) if bound.size and (bound == bound.flat[0]).all() else bound

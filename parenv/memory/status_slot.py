@@ -33,7 +33,7 @@ DOING = (
 _DOING_BITS = 8
 STATUS_SLOT_BYTES = 32
 """Bytes of a status slot that hosts transfer too. The bytes after them are for this machine only."""
-_ANY_INFOS, _SPOKE = 50, 51
+ANY_INFOS, SPOKE = 50, 51
 
 
 def header_bytes(num_workers: int) -> int:
@@ -61,7 +61,10 @@ def take_status_slot(buffer: Any, worker: int, status: bytes) -> None:
     """Write the status slot of a worker on a host, as the host sent it."""
     status_slot(buffer, worker)[:] = status
     slot = StatusSlot(buffer, worker)
-    slot.any_infos[0] |= bool(slot.has_infos[0])
+    # A host cannot set these flags, without which the main process does not look at the counters of the slot.
+    # A worker on this machine may set the flag at any time, so it must not be written with what was read before.
+    if slot.has_infos[0]:
+        slot.any_infos[0] = 1
     slot.spoke[0] = 1
 
 
@@ -87,7 +90,7 @@ class StatusSlot:
     def __init__(self, buffer: Any, worker: int) -> None:
         # Loops use these memoryviews at every step. Adding to a numpy scalar takes four times as long.
         self.closing = memoryview(buffer)[:1].cast("?")
-        self.any_infos, self.spoke = (memoryview(buffer)[at : at + 1] for at in (_ANY_INFOS, _SPOKE))
+        self.any_infos, self.spoke = (memoryview(buffer)[at : at + 1] for at in (ANY_INFOS, SPOKE))
         mine = status_slot(buffer, worker).cast("q")
         self.cell, self.said, self.has_infos, self.heartbeat = (mine[i : i + 1] for i in range(4))
         behind = ALIGNMENT * (1 + worker) + STATUS_SLOT_BYTES
@@ -96,13 +99,14 @@ class StatusSlot:
     def begin(self, doing: str, env_id: int = -1) -> None:
         """Set the current activity, one of :data:`DOING`."""
         self.cell[0] = code(doing, env_id)
+        # A slot has one writer at a time, so the increment needs no lock.
         self.heartbeat[0] += 1
 
     @property
     def doing(self) -> str:
         """Return the current activity, one of :data:`DOING`."""
         number = self.cell[0] & ((1 << _DOING_BITS) - 1)
-        return DOING[number] if number < len(DOING) else "something that overwrote shared memory"
+        return DOING[number] if number < len(DOING) else "an unknown activity, which overwrote shared memory"
 
     @property
     def env_id(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from parenv.memory.layout import ALIGNMENT
 from parenv.memory.order import full_fence
+from parenv.memory.status_slot import ANY_INFOS, SPOKE
 
 GROUP = 32
 """Number of workers that sleep on one number, as many as a futex has bits."""
@@ -17,6 +18,18 @@ _SUM = 48
 def changes_offset(worker: int) -> int:
     """Return the offset in bytes of the uint32 that changes with each request to a worker or to others of its group."""
     return ALIGNMENT * (1 + worker - worker % GROUP) + _CHANGES
+
+
+def offsets(worker: int) -> dict[str, int]:
+    """Return the offsets in bytes of the numbers that a worker without parenv uses, see ``parenv/interpreter``."""
+    return {
+        "slot": ALIGNMENT * (1 + worker),
+        "any_infos": ANY_INFOS,
+        "spoke": SPOKE,
+        "wanted": _WANTED,
+        "notified": _NOTIFIED,
+        "sleeping": _SLEEPING,
+    }
 
 
 class StepSignals:
@@ -52,4 +65,6 @@ class StepSignals:
         """Have workers notify the main process once so many rows are finished. The caller then looks at the rows."""
         self.wanted[0] = rows
         self.notified[0] = 0
+        # A worker that finishes before the fence is seen by the caller's look at the rows. One that finishes after it
+        # sees the cleared flag, and notifies.
         full_fence()

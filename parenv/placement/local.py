@@ -7,7 +7,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
@@ -43,20 +44,18 @@ class LocalPlacement(SteppingPlacement):
         self._handles: dict[int, Sender] = {}
         self._worker_wake_ups: dict[int, WakeUp | FutexWakeUp] = {}
         self._wake_ups: dict[Sender, WakeUp | FutexWakeUp] = {}
+        self._notified: WakeUp | None = None
+        self._are_due: Callable[[], bool] | None = None
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers, and return at once."""
-        launcher, socket, job, stacks = self._open(launch)
+        launcher = self._open_launcher(launch)
         for worker in workers:
             handle = len(self._handles)
             self._handles[handle] = worker
-            arguments = {"worker": worker.worker, "generation": worker.generation, "driver": os.getpid()}
-            descriptors = (socket.open(*worker), launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
             if worker.worker in self._worker_wake_ups:
-                self._wake_ups[worker] = wake_up = self._worker_wake_ups[worker.worker]
-                descriptors += wake_up.inherited
-                arguments["sum_before"] = wake_up.sum_before
-            launcher.launch(handle, launch.entry, arguments, descriptors)
+                self._wake_ups[worker] = self._worker_wake_ups[worker.worker]
+            launcher.launch(handle, launch.entry, *self._inheritance(worker, launch))
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message. A message to a dead worker is dropped, because :meth:`wait` reports its end."""
@@ -77,13 +76,30 @@ class LocalPlacement(SteppingPlacement):
             return []
         if self._launcher is not None:
             self._launcher.flush()
-        ready = self._waiting.wait(timeout_s)
+        ready = self._waiting.wait(timeout_s, only_descriptors=self._are_due is not None)
+        if self._notified is not None and self._notified.fileno() in ready:
+            self._notified.take()
+            ready.remove(self._notified.fileno())
+        if self._are_due is not None and (ready or self._are_due()):
+            self._are_due = None
         if self._launcher is None:
             return self._received()
         exited = self._launcher.events() if self._launcher.fileno() in ready else []
         if self._launcher.lost:
             self._end_launcher()
         return self._received() + [Ended(self._handles[one.handle], *one[1:]) for one in exited]
+
+    def notified_by(self, wake_up: WakeUp) -> None:
+        """Have :meth:`wait` return also when workers notify this wake-up, which must not block."""
+        self._notified = wake_up
+        self.watch(wake_up.fileno())
+
+    def ignore_messages(self, are_due: Callable[[], bool]) -> None:
+        """Have :meth:`wait` sleep although messages arrive, until a worker has ended or a function returns ``True``.
+
+        The function is called after each wake-up.
+        """
+        self._are_due = are_due
 
     def wake_up(self, worker: int, shared: FutexWakeUps | None) -> WakeUp | FutexWakeUp:
         """Make the wake-up of the next process of a worker. It is notified of every message too."""
@@ -155,18 +171,22 @@ class LocalPlacement(SteppingPlacement):
                 events.append(Received(*from_frames(frames)))
             except ProtocolError as error:
                 # The sender does not answer any more, so it is killed and replaced at its time limit.
-                _log.warning("a message that cannot be read was dropped: %s", str(error))
+                _log.warning("a malformed message was dropped: %s", str(error))
         return events
 
     def _handle(self, worker: Sender) -> int:
         return next((handle for handle, sender in self._handles.items() if sender == worker), -1)
 
-    def _open(self, launch: Launch) -> tuple[Launcher, DriverSocket, SharedMemory, StackPipe]:
-        """Return the launcher, or a new one if its fork server has died, the socket, the job and the stack pipe."""
+    def _open_launcher(self, launch: Launch) -> Launcher:
+        """Return the launcher, or a new one if its fork server has died."""
         if self._launcher is None:
             environment = tuple(sorted(launch.environment.items()))
             self._launcher = Launcher(ForkServerSpec(launch.preload, environment, launch.threads, launch.spawn))
             self._waiting.watch(self._launcher.fileno())
+        return self._launcher
+
+    def _inheritance(self, worker: Sender, launch: Launch) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """Return the arguments and descriptors of a new process."""
         if self._socket is None:
             check_free(DESCRIPTORS)
             self._socket = DriverSocket()
@@ -175,9 +195,18 @@ class LocalPlacement(SteppingPlacement):
             self._job = SharedMemory(len(launch.job))
             with self._job.map() as mapping:
                 mapping[:] = launch.job
+        arguments = {"worker": worker.worker, "generation": worker.generation, "driver": os.getpid()}
+        own = (self._socket.open(*worker), launch.memory_fd, self._job.fd, self._stack_pipe().descriptor)
+        descriptors = own + launch.descriptors
+        if (wake_up := self._wake_ups.get(worker)) is not None:
+            descriptors += wake_up.inherited
+            arguments["sum_before"] = wake_up.sum_before
+        return arguments, descriptors
+
+    def _stack_pipe(self) -> StackPipe:
         if self._stacks is None:
             self._stacks = StackPipe()
-        return self._launcher, self._socket, self._job, self._stacks
+        return self._stacks
 
     def _end_launcher(self) -> None:
         launcher, self._launcher = self._launcher, None

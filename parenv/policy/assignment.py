@@ -80,16 +80,16 @@ def drawn(policy_of: PolicyOf | None, agent: str, episode: EpisodeStart, table: 
         name = policy_of(agent, episode)
     except Exception as error:
         raise ConfigurationError(
-            f"policy_of raised {type(error).__name__}: {error}, asked for agent {agent!r} in episode {episode.number} "
-            f"of env_id {episode.env_id}"
+            f"policy_of raised {type(error).__name__} for agent {agent!r} in episode {episode.number} of env_id "
+            f"{episode.env_id}: {error}"
         ) from error
     row = table.get(name) if isinstance(name, str) else None
     if row is None or not row.may_be_drawn:
         names = [name for name, row in table.items() if row.may_be_drawn]
         is_frozen = isinstance(name, str) and "@" in name
-        why = "which was released or never frozen" if is_frozen else "which is no policy of the pool"
+        why = ", which was released or never frozen" if is_frozen else ""
         raise ConfigurationError(
-            f"policy_of returned {name!r}, {why}, for agent {agent!r} in episode {episode.number} of env_id "
-            f"{episode.env_id}: there are {names}"
+            f"policy_of must return one of {names}, got {name!r}{why}, for agent {agent!r} in episode "
+            f"{episode.number} of env_id {episode.env_id}. Return the name of a policy."
         )
     return str(name)

@@ -6,7 +6,15 @@ from typing import Literal, NoReturn
 
 from parenv.errors import ConfigurationError
 
-Feature = Literal["whole episodes", "given spaces", "rollouts on a device", "in place", "vector env", "objects"]
+Feature = Literal[
+    "whole episodes",
+    "given spaces",
+    "rollouts on a device",
+    "in place",
+    "vector env",
+    "objects",
+    "episode seeds",
+]
 _REFUSED: dict[Feature, tuple[str, str]] = {
     "whole episodes": (
         'rollout_length="episode"',
@@ -18,6 +26,7 @@ _REFUSED: dict[Feature, tuple[str, str]] = {
         "because rows of agents are stored in shared memory only. Leave it out.",
     ),
     "in place": ("in_place=True", "because they are evaluated in sub-environments of their own. Leave it out."),
+    "episode seeds": ("episode_seeds=True", "because it is for environments of Gymnasium. Leave it out."),
     "vector env": ("a vector env", "Give factories of single environments, of one or several agents."),
     "objects": ("values without a fixed size", "Pad them to arrays in the environment."),
 }

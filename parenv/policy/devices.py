@@ -45,18 +45,19 @@ def check_devices(devices: Iterable[str], option: str = "device") -> None:
         there: dict[str, int] = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
         if (wanted.index or 0) >= (count := there.get(wanted.type, 1 << 30)):
             raise ConfigurationError(
-                f"WorkerOptions.{option}={device!r}, but torch {torch.__version__} finds {count} devices of that type "
-                f"on this machine: leave {option} out, or use a build of torch for the devices that there are"
+                f"WorkerOptions.{option} must name a device that torch {torch.__version__} finds on this machine, got "
+                f"{device!r}, but it finds {count} of this type. Leave {option} out, or install a build of torch for "
+                "your devices."
             )
 
 
 def device_of(policy: Any) -> str:
-    """The type of device on which a policy's module lives; that of one without tensors is the CPU."""
+    """Return the device type of a policy's module, or ``"cpu"`` for a policy without tensors."""
     return next(iter(_devices(policy)), "cpu")
 
 
 def on_device(policy: Any, device: str) -> Any:
-    """The policy itself, or, where its module lives on another device, a copy on this one."""
+    """Return the policy itself if its module is on this device, or else a copy on this device."""
     if set(_devices(policy)) <= {device}:
         return policy
     copied = copy.deepcopy(policy)

@@ -1,4 +1,4 @@
-"""Policy: what turns observations into actions."""
+"""Policies, which choose actions for observations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from parenv.errors import ConfigurationError, PolicyOutputError
 
 
 class Action(NamedTuple):
-    """What a policy returns for a batch of ``B`` observations.
+    """Result of a policy for a batch of ``B`` observations.
 
     Args:
-        actions: ``[B, *action]``, nested as the action space is.
-        extras: arrays ``[B, ...]`` that come along in ``Rollout.extras``, such as ``log_prob`` and ``value``.
-        carry: state for the next step, arrays ``[B, ...]`` in any nesting, or ``None``.
+        actions: Actions ``[B, *action]``, nested like the action space.
+        extras: Arrays ``[B, ...]`` that are stored in ``Rollout.extras``, such as ``log_prob`` and ``value``. Default:
+            none.
+        carry: Recurrent state for the next step, as arrays ``[B, ...]`` in any nesting. Default: ``None``.
 
     >>> Action([0, 1], {"log_prob": [-0.7, -0.7]})
     Action(actions=[0, 1], extras={'log_prob': [-0.7, -0.7]}, carry=None)
@@ -32,16 +33,17 @@ class Action(NamedTuple):
 class Policy(ABC):
     """Base class for policies of any kind.
 
-    Each worker acts with a pickled copy of it. ``publish`` replaces the copy, or, where the policy has a ``module``,
-    only copies the module's parameters and buffers, which is much faster.
+    Each worker acts with a pickled copy of the policy. ``publish`` replaces the copy. If the policy has a ``module``,
+    ``publish`` only copies the module's parameters and buffers, which is much faster.
 
     Attributes:
-        settings: what ``publish(policy, name=value)`` has set; ``settings["deterministic"]`` is true while
-            ``evaluate`` asks for actions without exploration. A module that acts through :class:`TorchPolicy` does not
-            see it; what it explores with is a buffer, which is published with the weights.
-        module: the ``torch.nn.Module`` whose parameters and buffers are all that changes between versions, or ``None``.
-        takes_tensors: whether ``act`` wants tensors on the worker's device, under ``inference_mode``, instead of
-            numpy arrays.
+        settings: Values that ``publish(policy, name=value)`` has set. ``settings["deterministic"]`` is true during an
+            evaluation without exploration. The module of a :class:`TorchPolicy` does not receive settings: store an
+            exploration rate in a buffer, which is published with the weights.
+        module: ``torch.nn.Module`` whose parameters and buffers are the only part that changes between versions.
+            Default: ``None``, ``publish`` replaces the whole policy.
+        takes_tensors: Whether :meth:`act` is called with tensors on the worker's device, under ``inference_mode``.
+            Default: ``False``, it is called with numpy arrays.
 
     >>> from parenv import AsyncWorkerPool
     >>> class Lean(Policy):
@@ -60,34 +62,38 @@ class Policy(ABC):
 
     @abstractmethod
     def act(self, observations: Any, carry: Any) -> Action:
-        """Choose actions.
+        """Choose actions for a batch of observations.
+
+        A subclass can add parameters with names of the pool's ``infos``, such as ``action_mask``. They receive the
+        infos of these observations, as arrays ``[B, ...]``.
 
         Args:
-            observations: ``[B, *obs]``, nested as the space is; numpy arrays are copies, which the policy may change.
-            carry: what the last call returned, with the rows of ended episodes set back to :meth:`initial_carry`.
+            observations: Observations ``[B, *obs]``, nested like the space. The policy may change numpy arrays, because
+                they are copies.
+            carry: Carry of the last call. Rows whose episode has ended are reset to :meth:`initial_carry`.
 
-        A parameter more that has the name of one of the pool's ``infos``, such as ``action_mask``, is given what came
-        with the observations, ``[B, ...]``.
+        Returns:
+            Actions, extras and the next carry.
         """
 
     def infos_taken(self) -> frozenset[str]:
-        """Names of the parameters of what acts, beside observations and carry."""
+        """Return the names of the infos that the policy takes: its parameters beside observations and carry."""
         return _parameters_of_all(self._acting())
 
     def _acting(self) -> Sequence[tuple[Callable[..., Any], int]]:
-        """The functions that act, each with the number of its first arguments that are no infos."""
+        """Return the functions that act, each with the number of its first arguments that are not infos."""
         return ((self.act, 2),)
 
     def initial_carry(self, batch: int) -> Any:
-        """The carry at an episode's beginning for ``batch`` sub-environments, arrays ``[batch, ...]``, or ``None``."""
+        """Return the carry at the beginning of an episode, as arrays ``[batch, ...]``, or ``None`` (default)."""
         return None
 
 
 class FunctionPolicy(Policy):
-    """A plain callable ``observations -> actions`` on numpy arrays.
+    """Policy of a plain callable ``observations -> actions`` on numpy arrays.
 
     Args:
-        function: the callable; it may have parameters with the names of infos, as :meth:`Policy.act` may.
+        function: Callable. It can have parameters with the names of infos, like :meth:`Policy.act`.
     """
 
     def __init__(self, function: Any) -> None:
@@ -102,17 +108,19 @@ class FunctionPolicy(Policy):
 
 
 class TorchPolicy(Policy):
-    """An agent that is a torch module, in the CleanRL style or any other.
+    """Policy of a torch module that returns actions, in the style of CleanRL or any other.
 
     Args:
-        module: the module.
-        method: the method that acts, called with observations, with the carry if ``outputs`` names one, and with those
-            of the pool's infos whose names its parameters have.
-        outputs: names of all values that the method returns, in order: ``"actions"``, optionally ``"carry"``, any names
-            for extras, and ``None`` for each value that is not wanted.
-        deterministic_method: the method that acts in ``evaluate(deterministic=True)``, returning actions alone or the
-            same outputs; without it, ``method`` acts there too, with a warning if it draws random numbers.
-        initial_carry: ``initial_carry(batch)``; by default the module's method of that name.
+        module: Module that acts.
+        method: Name of its method that acts. The method is called with observations, with the carry if ``outputs``
+            contains one, and with the pool's infos that its parameters name. Default: ``"get_action_and_value"``.
+        outputs: Names of all values that the method returns, in order: ``"actions"``, optionally ``"carry"``, any names
+            for extras, and ``None`` for each value to leave out. Default: actions, log-probability, nothing, value.
+        deterministic_method: Name of the method that acts in ``evaluate(deterministic=True)``. It returns actions only,
+            or the same outputs. Default: ``None``, ``method`` acts there too, with a warning if it draws random
+            numbers.
+        initial_carry: Function ``initial_carry(batch)`` that returns the carry at the beginning of an episode. Default:
+            the module's method with this name.
 
     >>> import torch
     >>> class Agent(torch.nn.Linear):
@@ -140,7 +148,8 @@ class TorchPolicy(Policy):
         for name in methods:
             if not callable(getattr(module, name, None)):
                 raise ConfigurationError(
-                    f"{type(module).__name__} has no method {name!r} for TorchPolicy to call: name another"
+                    f"TorchPolicy must get the name of a method of {type(module).__name__}, got {name!r}. Pass another "
+                    "name."
                 )
         if "actions" not in outputs:
             raise ConfigurationError(f'TorchPolicy.outputs must name "actions", got {outputs!r}')
@@ -156,11 +165,11 @@ class TorchPolicy(Policy):
         self._taken = {name: parameters_of(*acting) for name, acting in zip(self._methods, self._acting(), strict=True)}
 
     def __getattr__(self, name: str) -> Any:
-        where = f"; its module has: use policy.module.{name}" if hasattr(vars(self).get("module"), name) else ""
+        where = f". Use policy.module.{name}" if hasattr(vars(self).get("module"), name) else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{where}", name=name, obj=self)
 
     def act(self, observations: Any, carry: Any, **infos: Any) -> Action:
-        """Call the method and name what it returns."""
+        """Call the method and return its values by their names."""
         method = self.method
         if self.deterministic_method is not None and self.settings.get("deterministic"):
             method = self.deterministic_method
@@ -172,8 +181,8 @@ class TorchPolicy(Policy):
             return Action(returned, {}, carry)
         if len(returned) != len(self.outputs):
             raise PolicyOutputError(
-                f"{type(self.module).__name__}.{method} returned {len(returned)} values, but TorchPolicy.outputs names "
-                f"{len(self.outputs)}: {self.outputs}. Name every value, with None for those that are not wanted."
+                f"TorchPolicy.outputs must have a name for each of the {len(returned)} values that "
+                f"{type(self.module).__name__}.{method} returned, got {self.outputs}. Use None for values to leave out."
             )
         carry = returned[self._carry_at] if self._carry_at is not None else None
         return Action(returned[self._actions_at], {name: returned[i] for name, i in self._extras_at}, carry)
@@ -183,18 +192,22 @@ class TorchPolicy(Policy):
         return tuple((getattr(self.module, name), given) for name in self._methods)
 
     def log_prob(self, observations: Any, actions: Any) -> Any:
-        """Log-probabilities ``[N]`` of actions, from a method that takes them as ``action`` or ``actions``.
+        """Return the log-probabilities ``[N]`` of given actions.
+
+        Args:
+            observations: Observations ``[N, *obs]``.
+            actions: Actions ``[N, *action]``, for the method's parameter ``action`` or ``actions``.
 
         Raises:
-            ConfigurationError: it takes none, gives no ``log_prob``, or has a carry.
+            ConfigurationError: The method has no such parameter, does not return ``log_prob``, or has a carry.
         """
         taken = parameters_of(getattr(self.module, self.method), 1)
         name = next((name for name in ("action", "actions") if name in taken), None)
         at = dict(self._extras_at).get("log_prob")
         if name is None or at is None or self._carry_at is not None:
             raise ConfigurationError(
-                f"{type(self.module).__name__}.{self.method} does not say how likely given actions are: that takes a "
-                'parameter action=None, as in CleanRL, "log_prob" among the outputs, and no carry'
+                f"{type(self.module).__name__}.{self.method} cannot compute the log-probability of given actions. It "
+                'needs a parameter action=None, as in CleanRL, "log_prob" in TorchPolicy.outputs, and no carry.'
             )
         return getattr(self.module, self.method)(observations, **{name: actions})[at]
 
@@ -205,14 +218,14 @@ class TorchPolicy(Policy):
 
 
 PolicyLike: TypeAlias = Policy | Callable[..., Any]
-"""What acts for a pool: a :class:`Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``."""
+"""Policy argument of a pool: a :class:`Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``."""
 
 
 def as_policy(policy: Any) -> Policy:
-    """Adapt a Policy, a torch module or a plain callable.
+    """Return a policy argument as a :class:`Policy`.
 
     Raises:
-        ConfigurationError: it is none of them.
+        ConfigurationError: The argument is not a policy, a module or a callable.
     """
     if isinstance(policy, Policy):
         return policy
@@ -220,7 +233,7 @@ def as_policy(policy: Any) -> Policy:
         return TorchPolicy(policy, "forward", ("actions",))
     if callable(policy):
         return FunctionPolicy(policy)
-    predicts = ". One with predict goes through lambda observations: model.predict(observations)[0]"
+    predicts = ". Pass lambda observations: model.predict(observations)[0]"
     raise ConfigurationError(
         f"policy must be a Policy, a torch.nn.Module or a callable observations -> actions, got {policy!r}"
         f"{predicts if hasattr(policy, 'predict') else ''}"
@@ -234,7 +247,7 @@ def is_module(value: Any) -> bool:
 
 
 def infos_needed(policy: Policy) -> frozenset[str]:
-    """The infos that a policy takes and cannot act without: their parameters have no default."""
+    """Return the names of the infos without which a policy cannot act: their parameters have no default."""
     return policy.infos_taken() & _parameters_of_all(policy._acting(), needed=True)
 
 
@@ -243,12 +256,12 @@ def _parameters_of_all(functions: Sequence[tuple[Callable[..., Any], int]], need
 
 
 def parameters_of(function: Callable[..., Any], given: int, needed: bool = False) -> frozenset[str]:
-    """Names of a function's parameters that can be given by name, without the first few; none if it has no signature.
+    """Return the names of a function's keyword parameters, without the first ones; none if it has no signature.
 
     Args:
-        function: any callable.
-        given: how many arguments to leave out.
-        needed: whether to leave out parameters that have a default.
+        function: Any callable.
+        given: Number of first arguments to leave out.
+        needed: Whether to leave out parameters with a default. Default: ``False``.
 
     >>> sorted(parameters_of(lambda observations, action_mask=None: ..., 1))
     ['action_mask']
@@ -264,6 +277,6 @@ def parameters_of(function: Callable[..., Any], given: int, needed: bool = False
 
 
 def apply_settings(policy: Any, settings: Mapping[str, Any]) -> None:
-    """Set ``policy.settings`` on the user's own object, where it lets us."""
+    """Set ``policy.settings`` of the user's object, unless the object forbids it."""
     with suppress(AttributeError):
         policy.settings = dict(settings)

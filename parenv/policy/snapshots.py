@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import aligned
 from parenv.policy.policy import is_module
+
+ONE_THREAD_BYTES = 8 << 20
+"""Size up to which one thread copies a version. The threads of torch wait for one another, which takes milliseconds if
+workers use all cores."""
+TORCH_GRAIN = 1 << 15
+"""Number of values from which on torch copies a tensor in several threads."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,10 @@ def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
     placed, offset = [], 0
     for name, tensor in tensors_of(module).items():
         if tensor.is_sparse or tensor.is_quantized or tensor.is_meta:
-            raise ConfigurationError(f"the tensor {name!r} of the policy must be dense to be published. Make it dense")
+            raise ConfigurationError(
+                f"the tensor {name!r} of the policy must be dense to be published, got {tensor.layout} on "
+                f"{tensor.device}. Make it dense."
+            )
         nbytes = tensor.numel() * tensor.element_size()
         placed.append(FlatTensor(name, tuple(tensor.shape), tensor.dtype, offset, nbytes))
         offset = aligned(offset + nbytes)
@@ -81,6 +93,28 @@ def _flat(memory: Any, offset: int, nbytes: int) -> Any:
 
 def _views(flat: Any, layout: Sequence[FlatTensor]) -> list[Any]:
     return [flat[t.offset : t.offset + t.nbytes].view(t.dtype).view(t.shape) for t in layout]
+
+
+def _copy(views: Sequence[Any], tensors: Sequence[Any], in_one_thread: bool) -> None:
+    """Copy tensors into views of shared memory."""
+    import torch
+
+    rest: tuple[list[Any], list[Any]] = [], []
+    for view, tensor in zip(views, tensors, strict=True):
+        if in_one_thread and view.numel() >= TORCH_GRAIN and tensor.is_cpu and view.dtype in _of_numpy():
+            np.copyto(view.numpy(), tensor.detach().numpy())
+        else:
+            rest[0].append(view)
+            rest[1].append(tensor)
+    if rest[0]:
+        torch._foreach_copy_(*rest)
+
+
+@lru_cache(maxsize=1)
+def _of_numpy() -> frozenset[Any]:
+    import torch
+
+    return frozenset((torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8))
 
 
 class WeightsWriter:
@@ -128,7 +162,7 @@ class WeightsWriter:
             tensors = [old if new is None else new for new, old in zip(tensors, self._places[previous], strict=True)]
         if views:
             with torch.no_grad():
-                torch._foreach_copy_(views, tensors)
+                _copy(views, tensors, in_one_thread=len(self._blocks[place]) <= ONE_THREAD_BYTES)
 
     def state_dict(self, place: int) -> dict[str, Any]:
         """Return a copy of a place, as a state dict of the module."""
@@ -141,15 +175,15 @@ class WeightsWriter:
         unexpected = [name for name in given if name not in self._names and name not in self._tied]
         if missing or unexpected:
             raise ConfigurationError(
-                f"what was published is not the policy that the pool was made with: missing {missing}, "
-                f"unexpected {unexpected}. Publish a module of the same architecture, or its state dict"
+                f"the published policy must have the tensors of the pool's policy, but {missing} are missing and "
+                f"{unexpected} are unexpected. Publish a module of the same architecture, or its state dict."
             )
         tensors = [given.get(name) for name in self._names]
         for name, tensor, view in zip(self._names, tensors, views, strict=True):
             if tensor is not None and (tensor.shape != view.shape or tensor.dtype != view.dtype):
                 raise ConfigurationError(
-                    f"the published tensor {name!r} is {tuple(tensor.shape)} {tensor.dtype}, "
-                    f"but the pool was made with {tuple(view.shape)} {view.dtype}"
+                    f"the published tensor {name!r} must have shape {tuple(view.shape)} and dtype {view.dtype} as in "
+                    f"the pool's policy, got {tuple(tensor.shape)} and {tensor.dtype}"
                 )
         return tensors
 

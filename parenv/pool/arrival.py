@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from parenv.experience.assembly import Arrays, Columns, assemble, assemble_agents
+from parenv.experience.endings import ENVIRONMENT_ERROR
 from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.failures import Failure
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotLayout, SlotSpec
 from parenv.pool.versions import Versions
@@ -48,7 +50,7 @@ class Arrival(NamedTuple):
         norms: 2-norm of each gradient before clipping.
         metrics: Metrics that each ``loss_fn`` returned.
         commits: Times of each worker, :data:`~parenv.memory.layout.COMMIT_DTYPE` ``[K]``.
-        replaced: ``[env_id, doing, exception as text]`` of each sub-environment that was replaced, by worker.
+        replaced: ``[env_id, doing, exception, traceback]`` of each sub-environment that was replaced, by worker.
     """
 
     rollout: Rollout
@@ -60,6 +62,12 @@ class Arrival(NamedTuple):
     metrics: Sequence[dict[str, float]]
     commits: Any
     replaced: Sequence[Sequence[Sequence[Any]]]
+
+    def failures(self) -> Iterator[tuple[int, Failure]]:
+        """Yield the index of the worker among :attr:`workers`, and the failure of each replaced sub-environment."""
+        for i, replaced in enumerate(self.replaced):
+            for env_id, *texts in replaced:
+                yield i, Failure(self.workers[i], env_id, ENVIRONMENT_ERROR, *texts)
 
     def copy(self) -> Arrival:
         """Return the same with memory of its own."""
@@ -101,13 +109,9 @@ def _arrival(
         extras=[extra.name for extra in spec.extras],
     )
     if spec.rollout_length == WHOLE_EPISODES:
-        episodes = [EpisodeStatistics.of(*said.report[2]) for said in commits]
+        episodes = [EpisodeStatistics.of_columns(*said.report[2]) for said in commits]
         rollout = replace(rollout, episodes=EpisodeStatistics.joined(episodes))
-    first, samples = columns[0].first, [said.report[0] for said in commits]
-    for i, mine in enumerate(columns):
-        if samples[i] is None:
-            samples[i] = _env_steps(rollout, mine.first - first, mine.stop - first)
-    return _arrived(rollout, block, arrays[0], commits, samples)
+    return _arrived(rollout, block, arrays[0], commits, _samples(rollout, columns, commits))
 
 
 def _arrival_by_policy(
@@ -151,8 +155,15 @@ def _arrived(rollout: Any, block: Block, arrays: Arrays, commits: Sequence[Commi
     )
 
 
-def _env_steps(rollout: Rollout, first: int, stop: int) -> int:
-    """Return the env steps of some columns. Nothing is counted if every step is valid."""
-    if rollout.num_steps == rollout.rewards.size:
-        return len(rollout.rewards) * (stop - first)
-    return int(rollout.valid[:, first:stop].sum())
+def _samples(rollout: Rollout, columns: Sequence[Columns], commits: Sequence[Commit]) -> list[int]:
+    """Return the env steps of each worker. Nothing is counted if every step is valid."""
+    samples = [said.report[0] for said in commits]
+    if None not in samples:
+        return samples
+    first, T = columns[0].first, rollout.rewards.shape[0]
+    is_whole = not rollout.has_resets
+    for i, mine in enumerate(columns):
+        if samples[i] is None:
+            part = slice(mine.first - first, mine.stop - first)
+            samples[i] = T * (mine.stop - mine.first) if is_whole else int(rollout.valid[:, part].sum())
+    return samples

@@ -28,9 +28,13 @@ class CreditKey(NamedTuple):
 
 
 class Scheduler:
-    """Base of the schedulers. It counts versions, and waits as long as the user does."""
+    """Base of the schedulers. It counts versions, and waits as long as the user does.
 
-    version = 0
+    Attributes:
+        prefetch: Number of rollouts that a worker may run ahead now.
+    """
+
+    version = prefetch = 0
 
     def publish(self) -> int:
         """Count a version and return its number."""
@@ -63,6 +67,7 @@ class Dispatch(Scheduler):
     """
 
     def __init__(self, num_workers: int, prefetch: int, max_policy_lag: int | None = None, pace: bool = True) -> None:
+        self.prefetch = prefetch
         self._per_worker = 1 + prefetch
         self._max_lag = max_policy_lag if pace else None
         self._sequences = [0] * num_workers
@@ -103,9 +108,9 @@ class Dispatch(Scheduler):
             ]
             if late:
                 raise PolicyLagError(
-                    f"version {self.version + 1} cannot be published now: rollouts in progress, {len(late)} of them, "
-                    f"would be older than max_policy_lag={self._max_lag}. Publish at most once per rollout taken from "
-                    'the stream, raise max_policy_lag, or pass on_stale="drop"'
+                    f"version {self.version + 1} cannot be published now, because it would make rollouts in progress "
+                    f"({len(late)}) older than max_policy_lag={self._max_lag}. Publish at most once per rollout taken "
+                    'from the stream, raise max_policy_lag, or pass on_stale="drop".'
                 )
         return super().publish()
 
@@ -123,7 +128,7 @@ class Dispatch(Scheduler):
         key = CreditKey(worker, self._sequences[worker])
         self._sequences[worker] += 1
         self._held[worker] += 1
-        if self._held[worker] == self._per_worker:
+        if self._held[worker] >= self._per_worker:
             self._short.discard(worker)
         self._outstanding[key] = _Credited(self.version)
         return key
@@ -153,6 +158,11 @@ class Dispatch(Scheduler):
             self._short.add(worker)
         return []
 
+    @property
+    def is_urgent(self) -> bool:
+        """True if a rollout must be yielded now to keep the bound, whether it has arrived or not."""
+        return self._urgent_version() is not None
+
     def next(self) -> CreditKey | None:
         """Return the rollout to yield now, or ``None`` if it has not arrived."""
         urgent = self._urgent_version()
@@ -173,8 +183,15 @@ class Dispatch(Scheduler):
         """Note that the learner is done with a rollout, so that its worker may have another credit."""
         del self._outstanding[key]
         self._held[key.worker] -= 1
-        if not self._lost[key.worker]:
+        if not self._lost[key.worker] and self._held[key.worker] < self._per_worker:
             self._short.add(key.worker)
+
+    def run_ahead(self, prefetch: int) -> None:
+        """Let workers run ahead by another number of rollouts. Credits that are outstanding stay."""
+        self.prefetch, self._per_worker = prefetch, 1 + prefetch
+        self._short = {
+            worker for worker, held in enumerate(self._held) if held < self._per_worker and not self._lost[worker]
+        }
 
     def _may_issue(self) -> bool:
         return self._max_lag is None or len(self._outstanding) <= self._max_lag

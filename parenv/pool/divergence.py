@@ -31,14 +31,14 @@ def has_moved(on: Any, given: Any, first: Any, min_kl: Any, settings: Any) -> bo
     """
     if not isinstance(on, Rollout):
         raise ConfigurationError(
-            f"min_kl needs on=rollout, with the rollout that the policy has learned from, got on={on!r}"
+            f"min_kl needs on=rollout with the rollout that the policy has learned from, got on={on!r}"
         )
     if isinstance(min_kl, bool) or not isinstance(min_kl, int | float) or not 0 < min_kl < math.inf:
         raise ConfigurationError(f"min_kl must be a positive number of nats, such as 0.01, got {min_kl!r}")
     if "log_prob" not in on.extras:
         raise ConfigurationError(
-            f'min_kl needs the extra "log_prob" in rollouts, which the policy returns as it acts; they have '
-            f"{sorted(on.extras) or 'none'}"
+            f'min_kl needs rollouts with the extra "log_prob", got the extras {sorted(on.extras)}. Return it from the '
+            "policy's act."
         )
     return bool(settings) or not kl_from(on, given, first) < min_kl
 
@@ -58,7 +58,8 @@ def kl_from(rollout: Rollout, given: Any, first: Any) -> float:
     log_prob = getattr(policy, "log_prob", None)
     if log_prob is None:
         raise ConfigurationError(
-            f"min_kl needs a method log_prob(observations, actions) of {type(policy).__name__}, or a TorchPolicy"
+            f"min_kl needs a policy with a method log_prob(observations, actions), got a {type(policy).__name__}. Add "
+            "the method, or use a TorchPolicy."
         )
     parameters = () if policy.module is None else policy.module.parameters()
     block = rollout.to(next((parameter.device for parameter in parameters), "cpu"))
@@ -76,7 +77,7 @@ def _acting(given: Any, first: Any) -> Policy:
     if isinstance(given, Policy):
         return given
     if not is_module(given):
-        raise ConfigurationError(f"min_kl needs the module or the policy, and not its state dict: got {type(given)}")
+        raise ConfigurationError(f"min_kl needs the module or the policy, got {type(given)}")
     if isinstance(first, TorchPolicy):
         policy = copy.copy(first)
         policy.module = given

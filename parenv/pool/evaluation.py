@@ -77,7 +77,7 @@ class Evaluator:
         return self._done(answers, newest, self._totals.env_steps, began, beside=False).episodes
 
     def begin(self, episodes: int, deterministic: bool) -> BegunEvaluation:
-        """Begin an evaluation beside the training, and return it, or the one that is in progress."""
+        """Begin an evaluation during the training, and return it. If another is in progress, return that one."""
         if self._under_way is None:
             newest = self._versions.newest
             questions = self._questions(episodes, deterministic, BESIDE)
@@ -156,7 +156,7 @@ class PendingEvaluation(Summarized):
 
     @property
     def done(self) -> bool:
-        """Whether the result is known. The stream of the pool takes the result when it arrives."""
+        """True if the result is known. The stream of the pool takes the result when it arrives."""
         return self._begun.result is not None or self._begun.error is not None
 
     def result(self) -> EvaluationResult:

@@ -45,7 +45,11 @@ class Questioned(NamedTuple):
     method: str
 
 
-Event = Asked | Delivered | Published | Evaluated | Questioned | Lost | Back
+class Resumed(NamedTuple):
+    """The pool continues from the state of another one."""
+
+
+Event = Asked | Delivered | Published | Evaluated | Questioned | Resumed | Lost | Back
 
 
 class Observer:

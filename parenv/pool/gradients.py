@@ -94,17 +94,17 @@ class Accumulator:
         first, about = bad[0], arrival.rollout
         if self._options.on_nonfinite == "raise":
             raise GradientError(
-                f"the gradient of worker {arrival.workers[first]} (env_ids {span(arrival.env_ids[first])}), made by "
-                f"version {about.policy_version}, is not finite: its norm is {arrival.norms[first]} and its loss was "
+                f"the gradient of worker {arrival.workers[first]} (env_ids {span(arrival.env_ids[first])}, policy "
+                f"version {about.policy_version}) must be finite, got norm {arrival.norms[first]} and loss "
                 f"{arrival.metrics[first].get('loss')}. Look for a division by zero or a log of zero in loss_fn, or "
-                'pass GradientOptions(on_nonfinite="skip")'
+                'pass GradientOptions(on_nonfinite="skip").'
             )
         self._totals.skipped_gradients += len(bad)
         self._skipped_in_a_row += len(bad)
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise GradientError(
-                f"{self._skipped_in_a_row} gradients in a row are not finite; version {about.policy_version} of the "
-                "policy cannot be learned from"
+                f"{self._skipped_in_a_row} gradients in a row are not finite, the last one of policy version "
+                f"{about.policy_version}. Look for NaN in the parameters, or lower the learning rate."
             )
 
 

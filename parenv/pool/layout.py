@@ -15,6 +15,7 @@ from parenv.experience.assembly import Columns
 from parenv.memory.agent_layout import agents_spec
 from parenv.memory.device_memory import DeviceMemory, allocated
 from parenv.memory.layout import (
+    PART_STEPS,
     RolloutSpec,
     SlotLayout,
     SlotSpec,
@@ -79,7 +80,7 @@ class Arena:
         check_fits(
             "the pool",
             self.slots_offset + count * layout.reserved_bytes,
-            f"{count} rollouts of {in_words(layout.reserved_bytes)} that may be under way or in use at once, for "
+            f"{count} rollouts of {in_words(layout.reserved_bytes)} that may be in progress or in use at once, for "
             f"rollout_length={spec.rollout_length} and observations of {observation} each, and "
             f"{in_words(self.slots_offset)} for versions of the policy",
             "a shorter rollout_length, fewer sub-environments, a smaller prefetch, or smaller observations, such as "
@@ -180,13 +181,14 @@ def _spec(plan: Plan, described: Spaces, ready: Ready) -> SlotSpec:
         observed, acted = cast(tuple[Any, Any], described)
         return agents_spec(job.rollout_length, observed, acted, list(job.policies), ready.extras, job.gradient_bytes)
     rows = RolloutSpec(
-        job.rollout_length,
+        PART_STEPS if job.in_parts else job.rollout_length,
         leaves(described[0]),
         leaves(described[1]),
         *extras_and_carry(ready.extras, ready.carry),
         gradient_bytes=job.gradient_bytes,
         infos=infos_from_data(ready.infos),
         on_device=job.options.rollout_device is not None,
+        in_parts=job.in_parts,
     )
     return SlotSpec((rows,))
 
@@ -203,8 +205,8 @@ def _checked_spaces(ready: Sequence[Ready], plan: Plan) -> Spaces:
     mine = rebuild(ready[0].spaces[0]), rebuild(ready[0].spaces[1])
     if given is not None and not all(map(alike, given, mine)):
         raise ConfigurationError(
-            f"spaces= has observations {given[0]} and actions {given[1]}, but env_id 0 has observations {mine[0]} and "
-            f"actions {mine[1]}: give those, or none"
+            f"spaces must be the spaces of the sub-environments, observations {mine[0]} and actions {mine[1]}, got "
+            f"observations {given[0]} and actions {given[1]}. Leave spaces out."
         )
     first = pack(ready[0].spaces)
     for worker, other in enumerate(ready):
@@ -212,7 +214,8 @@ def _checked_spaces(ready: Sequence[Ready], plan: Plan) -> Spaces:
         if pack(other.spaces) != first and not (given is not None and all(map(alike, given, theirs))):
             raise ConfigurationError(
                 f"all sub-environments must have the same {what}, but worker {worker} has observations {theirs[0]} and "
-                f"actions {theirs[1]}, and worker 0 has observations {mine[0]} and actions {mine[1]}"
+                f"actions {theirs[1]}, and worker 0 has observations {mine[0]} and actions {mine[1]}. Pad the spaces "
+                "in the environment."
             )
     return mine
 

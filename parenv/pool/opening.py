@@ -12,21 +12,26 @@ import cloudpickle
 
 from parenv.envs.factories import Spaces
 from parenv.memory.maps import VersionMap
+from parenv.memory.round_signals import RoundSignals
 from parenv.placement.base import Launch, Placement
 from parenv.placement.local import LocalPlacement
 from parenv.policy.snapshots import modules_of
 from parenv.pool.arrival import arrivals
 from parenv.pool.dispatch import Dispatch, Rounds
+from parenv.pool.episode_queue import EpisodeQueue
+from parenv.pool.episodes_in_progress import EpisodesInProgress
 from parenv.pool.events import Observers
 from parenv.pool.layout import Arena, lay_out
 from parenv.pool.pool_plan import Plan
+from parenv.pool.prefetch_choice import FIRST
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Synchronization, Versions
 from parenv.process.user_code import dumps
 from parenv.protocol.messages import Layout
+from parenv.supervision.failures import failure_of_worker
 from parenv.supervision.launch import inline_placement, local_launch, worker_placement
-from parenv.supervision.supervisor import Product, Supervisor
+from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 
 Parts = tuple[contextlib.ExitStack, Arena, Versions, Supervisor, RolloutQueue, Spaces]
@@ -53,7 +58,13 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         placement = _placement_for(plan, VersionMap(names, arena.maps, lambda number: versions.tables[number]))
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
-        product = Product(lambda _: launch, lambda worker: [layouts[worker]], observers.tell, processes=not plan.inline)
+
+        def tell(event: Lost | Back) -> None:
+            if isinstance(event, Lost):
+                counters.failures.add(failure_of_worker(*event))
+            observers.tell(event)
+
+        product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
         if isinstance(placement, LocalPlacement):
             arena.synchronization = synchronization = Synchronization(arena.memory.map(), num_workers, placement)
             launch = replace(launch, descriptors=synchronization.descriptors)
@@ -61,19 +72,45 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         supervisor = Supervisor(workers, job.options, product)
         stack.callback(supervisor.close, job.options.close_timeout_s)
         spaces, room = lay_out(plan, workers, arena, versions, supervisor.start())
+        begin_round = _rounds(arena.mapping, num_workers, placement) if plan.mode == "sync" else _no_round
         layouts += room.layouts
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
         scheduler = _scheduler(plan, len(workers.shares))
         drop_lag = plan.max_policy_lag if plan.on_stale == "drop" else None
-        queue = RolloutQueue(scheduler, arrivals(room.spec, versions), room, drop_lag, supervisor, versions, counters)
+        in_progress = EpisodesInProgress(sum(workers.shares), workers.first_env_id)
+        arrival_of = arrivals(room.spec, versions)
+        about = scheduler, arrival_of, room, drop_lag, supervisor, versions, counters, begin_round, in_progress
+        queue = EpisodeQueue(*about, spec=room.spec.groups[0]) if job.in_parts else RolloutQueue(*about)
         return stack.pop_all(), arena, versions, supervisor, queue, spaces
+
+
+def _no_round(sequence: int) -> None:
+    """Begin a round whose commits wake the main process one by one."""
+
+
+def _rounds(head: Any, num_workers: int, placement: Placement) -> Callable[[int], None]:
+    """Return the function that begins a round. On this machine, only the last commit of it wakes the main process."""
+    if not isinstance(placement, LocalPlacement):
+        return _no_round
+    signals = RoundSignals(head)
+    signals.open(num_workers)
+
+    def begin(sequence: int) -> None:
+        signals.begin(sequence)
+        placement.ignore_messages(signals.are_due)
+
+    return begin
 
 
 def _scheduler(plan: Plan, num_workers: int) -> Dispatch | Rounds:
     if plan.mode == "sync":
         return Rounds(num_workers)
-    return plan.recorder.dispatch(num_workers, plan.prefetch, plan.max_policy_lag, pace=plan.on_stale == "pace")
+    lag = plan.max_policy_lag
+    if lag is not None and plan.job.keeps is not None:
+        lag -= plan.job.keeps  # A row may be by a version that was this much older when its part was requested.
+    prefetch = FIRST if plan.chooses_prefetch else plan.prefetch
+    return plan.recorder.dispatch(num_workers, prefetch, lag, pace=plan.on_stale == "pace")
 
 
 def _launch_for(plan: Plan) -> Callable[[int], Launch]:

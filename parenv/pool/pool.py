@@ -15,14 +15,14 @@ from parenv.experience.agent_rollouts import EpisodesByPolicy, RolloutsByPolicy
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
-from parenv.memory.layout import WHOLE_EPISODES
+from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.policy.policy import PolicyLike
 from parenv.pool.evaluation import PendingEvaluation
 from parenv.pool.events import Observer
 from parenv.pool.pool_plan import PoolArguments, make_plan, names_option_objects, settings_of_publish
 from parenv.pool.pool_session import PoolSession
-from parenv.pool.session_holder import SessionHolder, mean_over, stream
+from parenv.pool.session_holder import SessionHolder, mean_of_window, stream
 from parenv.pool.statistics import PoolStatistics
 
 if TYPE_CHECKING:
@@ -62,12 +62,14 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
             ``[T, B]`` of one worker, in the order of arrival.
         parallelism: ``"experience"``: workers send :meth:`rollouts`. ``"gradient"``: workers also run ``loss_fn`` and
             backward, and send :meth:`gradients`.
-        rollout_length: Number ``T`` of env steps per sub-environment and rollout. ``"episode"`` is for Monte-Carlo
-            policy gradients with ``mode="sync"``: a rollout is one whole episode of each sub-environment, one after the
-            other, ``[N, 1]``.
+        rollout_length: Number ``T`` of env steps per sub-environment and rollout. With ``"episode"`` and
+            ``mode="async"``, every rollout is one whole episode ``[N, 1]``, and is yielded when it ends. With
+            ``"episode"``, ``parallelism="gradient"`` and ``mode="sync"``, a rollout is one whole episode of each
+            sub-environment, one after the other, ``[N, 1]``, for Monte-Carlo policy gradients. The maximum length of an
+            episode is 1,000,000 env steps, and a longer one is an error.
         loss_fn: Function ``(policy, rollout) -> loss | (loss, metrics)``. The worker calls it with its copy of
             ``policy`` and a rollout of tensors. The loss is a scalar tensor, the metrics are a dict of numbers. With
-            named policies it takes a dict of all policies, and its loss is that of all of them.
+            named policies it takes a dict of all policies, and returns one loss for all of them.
         gradient: Options of the reduction of gradients.
         postprocess: Function ``(policy, rollout) -> {name: array [T, B, ...]}``. The worker calls it with tensors and
             without gradients. The arrays are added to ``Rollout.extras``.
@@ -75,13 +77,16 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
             arrays. A dict has defaults for infos that only some steps return, such as ``{"is_success": False}``; the
             value ``None`` is no default. A policy with a parameter of that name takes the info when it acts.
         prefetch: With ``mode="async"``, number of rollouts that a worker may run ahead of the learner. 0: the worker
-            waits for the update of the learner.
+            waits for the update of the learner. Whole episodes come in parts of up to 64 env steps of each
+            sub-environment, and this is the number of parts. ``"auto"`` begins with 1. After 12 rollouts of each worker
+            it chooses 0, 1 or 2: more if workers and the main process both wait, less if only workers do.
         max_policy_lag: With ``mode="async"``, bound on ``Rollout.policy_lag`` in publishes. ``None``: workers and
-            ``prefetch`` alone bound it.
+            ``prefetch`` alone bound it. With whole episodes, it bounds the age of each row when the row arrives. An
+            episode that would be too old continues with the newest version. ``None``: each is by one version.
         on_stale: ``"pace"``: the stream waits for the worker that the bound requires. ``"drop"``: rollouts beyond the
             bound are dropped and counted.
         seed: Root of all seeds, of environments by env_id and of policies by worker. ``None``: drawn, see :attr:`seed`.
-        settings: ``policy.settings`` of version 0. ``publish(policy, **settings)`` sets those of later versions.
+        settings: ``policy.settings`` of version 0. ``publish(policy, **settings)`` sets them for later versions.
         workers: Options of the workers.
         record: Path of a file that records the run. Every learner has its own file, as in :meth:`trace`.
         replay: Path of a file of ``record``. The pool repeats that run in the same order with the same versions, also
@@ -89,6 +94,9 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         placement: Where workers run. ``None``: on this machine.
         max_frozen: Maximum number of versions that :meth:`freeze` keeps at once.
         spaces: Spaces of the pool, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
+        episode_seeds: Whether to reset each episode with a seed of its own. ``Rollout.infos["episode_seed"]``, int64
+            ``[T, B]``, has the seeds, and :func:`parenv.record_dataset` stores them. By default only the first episode
+            of a sub-environment is seeded, as in Gymnasium.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -119,7 +127,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         loss_fn: Callable[[Any, Any], Any] | None = None,
         postprocess: Callable[[Any, Any], Any] | None = None,
         infos: Sequence[str] | Mapping[str, Any] = (),
-        prefetch: int = 1,
+        prefetch: int | Literal["auto"] = 1,
         max_policy_lag: int | None = None,
         on_stale: OnStale = "pace",
         seed: int | None = None,
@@ -131,6 +139,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         placement: Placing = None,
         max_frozen: int = 8,
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
+        episode_seeds: bool = False,
     ) -> None:
         plan = make_plan(
             PoolArguments(
@@ -157,6 +166,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
                 placement=placement,
                 max_frozen=max_frozen,
                 spaces=spaces,
+                episode_seeds=episode_seeds,
             )
         )
         super().__init__("the pool", lambda: PoolSession(plan))
@@ -175,6 +185,8 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     def max_rollout_steps(self) -> int:
         """Largest number of env steps in a rollout: of all workers in sync mode, of one worker in async mode."""
         plan, shares = self._session.plan, self._session.workers.shares
+        if plan.job.in_parts:
+            return MAX_EPISODE_STEPS
         return plan.job.rollout_length * (sum(shares) if plan.mode == "sync" else max(shares))
 
     @property
@@ -191,6 +203,11 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     def seed(self) -> int:
         """Root of all seeds. Another pool of the same layout with this seed repeats this one."""
         return self._session.plan.job.seed
+
+    @property
+    def prefetch(self) -> int:
+        """Number of rollouts that a worker may run ahead of the learner now."""
+        return self._session.prefetch
 
     @property
     def policy_version(self) -> int:
@@ -220,7 +237,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     def rollouts(self, stop: Stop | None = None, *, wait: Callable[[], bool] | None = None) -> Iterator[Any]:
         """Yield rollouts until a criterion is met, or for ever without one.
 
-        When the loop requests the next rollout, the learner is done with the one before. Rollouts in progress at the
+        When the loop requests the next rollout, the learner is done with the previous one. Rollouts in progress at the
         end of a stream are not lost, because the next stream yields them.
 
         Args:
@@ -236,7 +253,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
 
         With ``mode="sync"`` there is one gradient per round, reduced over all workers and computed with one version.
         With ``mode="async"`` there is one per arrival, or one reduced over the next ``num_arrivals``. When the loop
-        requests the next gradient, the learner is done with the one before.
+        requests the next gradient, the learner is done with the previous one.
 
         Args:
             stop: Criteria, counted from this call on.
@@ -260,7 +277,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         Rollouts that begin after this call use the new version. If the call raises, nothing has changed.
 
         Args:
-            policy: Policy like the one that the pool was made with, its module, or the state dict of the module. With
+            policy: Newest policy, its module, or the state dict of the module. With
                 named policies, a dict of some of them. The others keep their versions.
             min_kl: Minimum mean Kullback-Leibler divergence from the version that acted in the rollout ``on``, in nats.
                 The divergence is estimated. If it is smaller and there are no settings, nothing is published, and
@@ -276,8 +293,8 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
             :attr:`policy_versions` has the version of each.
 
         Raises:
-            ConfigurationError: Names, shapes or dtypes differ from those of the policy of the pool, or ``min_kl``
-                cannot be computed.
+            ConfigurationError: The parameters have other names, shapes or dtypes than the pool's policy, or
+                ``min_kl`` cannot be computed.
             PolicyLagError: Rollouts in progress would become older than ``max_policy_lag``.
         """
         with self._using() as session:
@@ -364,7 +381,8 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         at_least("episodes", episodes, 1)
         if in_place and not wait:
             raise ConfigurationError(
-                "in_place=True must wait, because the training cannot continue meanwhile, got wait=False"
+                "in_place=True needs wait=True, because training cannot continue meanwhile, got wait=False. Leave one "
+                "of them out."
             )
         with self._using() as session:
             if wait:
@@ -374,6 +392,20 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     def statistics(self) -> PoolStatistics:
         """Return the statistics so far."""
         return self._session.statistics()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the statistics so far as a flat dict for a logger, such as ``"rollout/mean_return"``.
+
+        The names are stable, and the reference lists them. Values that are unknown yet are left out, so every value is
+        finite.
+
+        >>> with AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0, num_workers=0) as pool:
+        ...     rollout = next(pool.rollouts())
+        ...     metrics = pool.metrics()
+        >>> metrics["rollout/env_steps"], metrics["policy/lag_mean"], "eval/mean_return" in metrics
+        (128.0, 0.0, False)
+        """
+        return self.statistics().metrics()
 
     def advice(self) -> Advice:
         """Report what each part of the run takes, who waits for whom, and which limits were reached.
@@ -493,10 +525,12 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     ) -> Iterator[Any]:
         mine = "gradient" if self._session.plan.gradient is not None else "experience"
         if mine != parallelism:
-            raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
+            raise ConfigurationError(
+                f'{name}() needs a pool with parallelism="{parallelism}", got "{mine}". Pass it to AsyncWorkerPool.'
+            )
         self._check_open()
         criteria = options_of("stop", stop, Stop)
-        return stream(criteria, self._using, take, mean_over(criteria.window), wait)
+        return stream(criteria, self._using, take, mean_of_window, wait)
 
     def _finish_evaluation(self) -> None:
         with self._using() as session:

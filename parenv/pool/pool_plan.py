@@ -16,7 +16,10 @@ import numpy as np
 from gymnasium import Space
 
 from parenv.argument_checks import at_least, is_callable, one_of, options_of
+from parenv.envs.entry_point import as_named_factories, command_of
+from parenv.envs.episode_seeds import EPISODE_SEED, with_episode_seeds
 from parenv.envs.factories import EnvFn, Factories, Spaces, as_factories, given_spaces
+from parenv.envs.recycling import with_recycling
 from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
@@ -29,14 +32,15 @@ from parenv.policy.devices import check_devices, on_device
 from parenv.policy.policy import PolicyLike, as_policy, infos_needed
 from parenv.policy.snapshots import flat_layout, module_of, modules_of, tensors_of
 from parenv.pool.events import Observer
-from parenv.process.cores import own_file, this_learner
+from parenv.pool.prefetch_choice import MAX_PREFETCH
+from parenv.process.cores import own_cores, own_file, this_learner
 from parenv.supervision.partition import Part, part_of, placed_workers
 from parenv.worker.job import GradientJob, Job
 
 _OPTIONS_OF_PUBLISH = ("min_kl", "on", "settings")
 F = TypeVar("F", bound=Callable[..., Any])
 _OPTION_OBJECTS: dict[str, str] = {
-    "caller_steps": "It is an argument of ParallelVectorEnv; for a pool, pass workers=WorkerOptions(step_workers=...)",
+    "caller_steps": "It is an argument of ParallelVectorEnv. For a pool, pass workers=WorkerOptions(step_workers=...)",
     **{
         field.name: f"Pass {where}({field.name}=...)"
         for kind, where in (
@@ -64,7 +68,7 @@ class PoolArguments:
     loss_fn: Callable[[Any, Any], Any] | None
     postprocess: Callable[[Any, Any], Any] | None
     infos: Sequence[str] | Mapping[str, Any]
-    prefetch: int
+    prefetch: int | Literal["auto"]
     max_policy_lag: int | None
     on_stale: OnStale
     seed: int | None
@@ -76,6 +80,7 @@ class PoolArguments:
     placement: Placing
     max_frozen: int
     spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None
+    episode_seeds: bool
 
     @property
     def is_named(self) -> bool:
@@ -98,16 +103,18 @@ def check_arguments(given: PoolArguments) -> None:
     one_of("parallelism", given.parallelism, get_args(Parallelism))
     one_of("on_stale", given.on_stale, get_args(OnStale))
     is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
-    for name, value in (("prefetch", given.prefetch), ("max_frozen", given.max_frozen)):
-        at_least(name, value, 0)
+    at_least("max_frozen", given.max_frozen, 0)
+    _check_prefetch(given)
     if given.num_workers is not None:
         at_least("num_workers", given.num_workers, 0)
     if given.record is not None and given.replay is not None:
-        raise ConfigurationError("a run is recorded or replayed, not both")
+        raise ConfigurationError("record and replay cannot be used together. Leave one of them out.")
     if given.is_named and given.rollout_length == "episode":
         refuse("whole episodes")
     if given.is_named and given.spaces is not None:
         refuse("given spaces")
+    if given.is_named and given.episode_seeds:
+        refuse("episode seeds")
     _check_policies(given)
     _check_workers(given, options_of("workers", given.workers, WorkerOptions))
     _check_gradient(given)
@@ -122,24 +129,27 @@ def _check_policies(given: PoolArguments) -> None:
     if not given.is_named:
         if given.policy_of is not None:
             raise ConfigurationError(
-                'policy_of is for policies by name: AsyncWorkerPool(env_fn, {"runner": policy, ...})'
+                'policy_of needs named policies. Pass AsyncWorkerPool(env_fn, {"runner": policy, ...}), or leave '
+                "policy_of out."
             )
         return
     if not given.policies:
-        raise ConfigurationError("there are no policies: give at least one by name")
+        raise ConfigurationError("policies must contain at least one policy by name, got {}")
     for name, policy in given.policies.items():
         if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"the names of policies are texts, got {name!r}")
+            raise ConfigurationError(f"names of policies must be non-empty strings, got {name!r}")
         if "@" in name:
-            raise ConfigurationError(f'a policy cannot be called {name!r}: names with "@" are those of frozen versions')
+            raise ConfigurationError(
+                f'names of policies must not contain "@", which marks frozen versions, got {name!r}'
+            )
         try:
             as_policy(policy)
         except ConfigurationError as error:
             raise ConfigurationError(f"policy {name!r}: {error}") from None
     if given.policy_of is None and len(given.policies) > 1:
         raise ConfigurationError(
-            f"there are {len(given.policies)} policies, so policy_of=(agent, episode) -> name must say who acts by "
-            "which"
+            f"{len(given.policies)} policies need policy_of, a function (agent, episode) -> name of the agent's "
+            "policy, got None. Pass one."
         )
     is_callable("policy_of", given.policy_of, "a callable (agent, episode) -> name")
     if given.parallelism == "gradient":
@@ -153,23 +163,41 @@ def _check_parameters(policies: Mapping[str, Any]) -> None:
             other = owners.setdefault(id(parameter), name)
             if parameter.requires_grad and other != name:
                 raise ConfigurationError(
-                    f"the policies {other!r} and {name!r} share parameters, and a gradient is that of one policy: have "
-                    f"policy_of name one of them for the agents of both, or give {name!r} a copy of its own"
+                    f'policies must not share parameters with parallelism="gradient", but {other!r} and {name!r} do. '
+                    f"Let policy_of return one of them for the agents of both, or give {name!r} a copy of its own."
                 )
+
+
+def _check_prefetch(given: PoolArguments) -> None:
+    prefetch: Any = given.prefetch
+    if prefetch != "auto":
+        if isinstance(prefetch, str):
+            raise ConfigurationError(
+                f'prefetch must be an integer of at least 0 or "auto", got {prefetch!r}. Pass one of these'
+            )
+        at_least("prefetch", prefetch, 0)
+    elif given.record is not None or given.replay is not None:
+        raise ConfigurationError(
+            'prefetch="auto" cannot be combined with record or replay, because measured times differ. Pass a number'
+        )
 
 
 def _check_workers(given: PoolArguments, options: WorkerOptions) -> None:
     if given.num_workers == 0 and options.step_workers is not None:
         raise ConfigurationError(
-            f"step_workers={options.step_workers} needs a worker process that acts, but num_workers=0 keeps everything "
-            "in this process. Use num_workers=1"
+            f"num_workers must be at least 1 with step_workers={options.step_workers}, because a worker process acts, "
+            "got 0. Use num_workers=1."
         )
+    if options.python is not None:
+        _check_python(given, options)
     if given.num_workers == 0 and options.on_env_error == "restart_worker":
-        raise ConfigurationError('on_env_error="restart_worker" needs worker processes: use "restart_env" here')
+        raise ConfigurationError(
+            'on_env_error="restart_worker" needs worker processes, got num_workers=0. Use "restart_env".'
+        )
     if given.rollout_length == "episode" and options.on_env_error == "restart_env":
         raise ConfigurationError(
-            'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
-            'use "restart_worker"'
+            'on_env_error="restart_env" cannot be used with rollout_length="episode", because it cuts an episode '
+            'short. Use "restart_worker".'
         )
     if options.rollout_device is not None:
         _check_rollout_device(given, options, options.rollout_device)
@@ -177,15 +205,31 @@ def _check_workers(given: PoolArguments, options: WorkerOptions) -> None:
         check_devices(options.devices)
 
 
+def _check_python(given: PoolArguments, options: WorkerOptions) -> None:
+    if options.step_workers is None:
+        raise ConfigurationError(
+            "WorkerOptions(python=...) needs step_workers, because the policy acts in this interpreter. Set "
+            "WorkerOptions(step_workers=4, python=...)."
+        )
+    excluded = {
+        "a placement": given.placement is not None,
+        'spaces="make"': given.spaces == "make",
+        "episode_seeds=True": given.episode_seeds,
+    }
+    for name in (name for name, is_given in excluded.items() if is_given):
+        raise ConfigurationError(f"WorkerOptions(python=...) cannot be combined with {name}. Leave one of them out.")
+    command_of(options.python)
+
+
 def _check_rollout_device(given: PoolArguments, options: WorkerOptions, device: str) -> None:
     if given.is_named:
         refuse("rollouts on a device")
     if given.parallelism == "gradient" or given.placement is not None:
         raise ConfigurationError(
-            'rollout_device is for parallelism="experience" with workers on this machine: leave it out'
+            'rollout_device needs parallelism="experience" and workers on this machine. Leave it out.'
         )
     if options.on_env_error == "restart_env":
-        raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')
+        raise ConfigurationError('on_env_error="restart_env" cannot be used with rollout_device. Use "restart_worker".')
     check_memory(device)
     check_devices([device], "rollout_device")
 
@@ -193,32 +237,54 @@ def _check_rollout_device(given: PoolArguments, options: WorkerOptions, device: 
 def _check_gradient(given: PoolArguments) -> None:
     if given.parallelism == "experience":
         if given.loss_fn is not None:
-            raise ConfigurationError('loss_fn is for parallelism="gradient"; with experience, the driver has the loss')
+            raise ConfigurationError('loss_fn needs parallelism="gradient". Leave it out, or set parallelism.')
         if given.gradient is not None:
-            raise ConfigurationError('GradientOptions are for parallelism="gradient"')
+            raise ConfigurationError(
+                'gradient options need parallelism="gradient". Leave them out, or set parallelism.'
+            )
         return
     options = options_of("gradient", given.gradient, GradientOptions)
     if given.loss_fn is None:
-        raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
+        raise ConfigurationError(
+            'parallelism="gradient" needs loss_fn, a function (policy, rollout) -> loss, or -> (loss, metrics), got '
+            "None. Pass one."
+        )
     is_callable("loss_fn", given.loss_fn, "a callable (policy, rollout) -> loss")
     if not modules_of(given.policies):
         raise ConfigurationError(
-            'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
-            f"a module attribute; got {given.policy!r}"
+            'parallelism="gradient" needs a policy with a torch module (an nn.Module, a TorchPolicy, or a Policy with '
+            f"the attribute module), got {given.policy!r}"
         )
     if given.mode == "sync" and options.num_arrivals != 1:
         raise ConfigurationError(
-            'num_arrivals is for mode="async": with mode="sync" a gradient is reduced over all workers; use batch_size'
+            f'num_arrivals must be 1 with mode="sync", which reduces over all workers, got {options.num_arrivals}. Use '
+            "batch_size."
         )
 
 
 def _check_num_envs(given: PoolArguments) -> None:
-    count = as_factories(given.env_fn).count
+    count = _factories(given).count
     if given.num_envs is None:
         return
     at_least("num_envs", given.num_envs, 1)
     if count not in (None, given.num_envs):
-        raise ConfigurationError(f"env_fn is a sequence of {count} factories, but num_envs={given.num_envs}")
+        raise ConfigurationError(
+            f"num_envs must be the number of factories in env_fn, {count}, got {given.num_envs}. Leave it out."
+        )
+
+
+def _factories(given: PoolArguments) -> Factories:
+    """Return the factories, by name if another interpreter must find them."""
+    is_named = given.workers is not None and given.workers.python is not None
+    factories = as_named_factories(given.env_fn) if is_named else as_factories(given.env_fn)
+    factories = with_recycling(factories, None if given.workers is None else given.workers.recycle_episodes)
+    return factories.wrapped(with_episode_seeds) if given.episode_seeds else factories
+
+
+def _infos(given: PoolArguments) -> dict[str, Any]:
+    """Return the named infos with their defaults, and the info of ``episode_seeds``."""
+    infos = dict(given.infos) if isinstance(given.infos, Mapping) else dict.fromkeys(given.infos)
+    return {**infos, EPISODE_SEED: 0} if given.episode_seeds else infos
 
 
 def _check_max_policy_lag(given: PoolArguments) -> None:
@@ -226,7 +292,7 @@ def _check_max_policy_lag(given: PoolArguments) -> None:
         return
     if given.mode == "sync":
         raise ConfigurationError(
-            'max_policy_lag is for mode="async": with mode="sync" every batch is by the newest version'
+            'max_policy_lag needs mode="async", because with mode="sync" the newest version always acts. Leave it out.'
         )
     at_least("max_policy_lag", given.max_policy_lag, 0)
 
@@ -236,17 +302,35 @@ def _check_rollout_length(given: PoolArguments) -> None:
         at_least("rollout_length", given.rollout_length, 1)
     elif given.rollout_length != "episode":
         raise ConfigurationError(f'rollout_length must be an integer or "episode", got {given.rollout_length!r}')
-    elif given.parallelism != "gradient":
-        raise ConfigurationError('rollout_length="episode": whole episodes are for parallelism="gradient"')
+    elif given.parallelism == "experience":
+        _check_episodes(given)
     elif given.mode == "async":
         raise ConfigurationError(
-            'rollout_length="episode" must have mode="sync", because Monte-Carlo policy gradient is on-policy: a '
-            "gradient over whole episodes is only right for the version that played them. In an asynchronous pool "
-            'a newer version exists when the gradient arrives. Use mode="sync", or a rollout_length with a critic '
-            "(A3C)"
+            'rollout_length="episode" must have mode="sync", because Monte-Carlo policy gradient is on-policy. In an '
+            "asynchronous pool a newer version exists when the gradient of an episode arrives. "
+            'Use mode="sync", or a number as rollout_length and a critic (A3C).'
         )
     elif given.postprocess is not None:
-        raise ConfigurationError('rollout_length="episode" leaves postprocess nothing to do: put it into loss_fn')
+        raise ConfigurationError('postprocess cannot be used with rollout_length="episode". Move its code to loss_fn.')
+
+
+def _check_episodes(given: PoolArguments) -> None:
+    if given.mode == "sync":
+        raise ConfigurationError(
+            'rollout_length="episode" with parallelism="experience" must have mode="async", because an episode is '
+            'yielded as soon as it ends, got mode="sync". Pass mode="async".'
+        )
+    if given.record is not None or given.replay is not None:
+        name = "record" if given.replay is None else "replay"
+        raise ConfigurationError(
+            f'rollout_length="episode" cannot be used with {name}=, because episodes end at different times in every '
+            "run. Pass the number of steps of a rollout."
+        )
+    if options_of("workers", given.workers, WorkerOptions).rollout_device is not None:
+        raise ConfigurationError(
+            'rollout_length="episode" cannot be used with rollout_device, because episodes come in parts. Move each '
+            "with rollout.to(device)."
+        )
 
 
 def _check_infos(given: PoolArguments) -> None:
@@ -254,23 +338,26 @@ def _check_infos(given: PoolArguments) -> None:
     is_collection = isinstance(infos, Sequence | Mapping) and not isinstance(infos, str)
     if not is_collection or not all(isinstance(name, str) for name in infos):
         raise ConfigurationError(
-            'infos must be names of infos, such as ("action_mask",), or a dict of them with defaults, such as '
+            'infos must be names of infos, such as ("action_mask",), or a dict with defaults by name, such as '
             f'{{"is_success": False}}, got {infos!r}'
         )
     if len({part for name in infos for part in (name, f"_{name}")}) < 2 * len(infos):
-        raise ConfigurationError(f"infos must be different names, of which none is another with _ before it: {infos!r}")
+        raise ConfigurationError(
+            'infos must be unique, and none may be another with the prefix "_", which is reserved for presence masks, '
+            f"got {infos!r}"
+        )
     for name, default in infos.items() if isinstance(infos, Mapping) else ():
         if default is not None and np.asarray(default).dtype.kind not in "?biuf":
             raise ConfigurationError(
-                f"infos[{name!r}] must be a default, a number, a boolean or an array of those, got {default!r}. "
-                "Give None for an info that has no default."
+                f"infos[{name!r}] must be a number, a boolean or an array of them as the default, got {default!r}. "
+                "Use None for an info without a default."
             )
     for policy in given.policies.values():
         if absent := sorted(infos_needed(as_policy(policy)) - set(infos)):
             names = tuple(infos)
             raise ConfigurationError(
                 f"infos must name {absent}, which the policy takes without a default, got {names!r}. "
-                f"Pass infos={(*names, *absent)!r}, or give the parameters defaults"
+                f"Pass infos={(*names, *absent)!r}, or give the parameters defaults."
             )
 
 
@@ -327,13 +414,15 @@ class Plan:
         inline: Whether the only worker runs in this process.
         mode: ``"sync"`` or ``"async"``.
         gradient: How gradients of workers are reduced. ``None`` for experience.
-        prefetch: Number of rollouts that a worker may run ahead.
+        prefetch: Maximum number of rollouts that a worker may run ahead.
+        chooses_prefetch: Whether a measurement decides this number.
         max_policy_lag: Bound on the lag, in publishes, or ``None``.
         on_stale: ``"pace"`` or ``"drop"``.
         recorder: Observer that records the run or has it repeat another one.
         placement: Where workers run. ``None``: on this machine.
         spaces: Spaces of a sub-environment that the user gave, or ``None``.
         max_frozen: Maximum number of frozen versions.
+        has_drawn_seed: Whether the user gave no seed.
     """
 
     job: Job
@@ -341,12 +430,14 @@ class Plan:
     mode: Mode
     gradient: GradientOptions | None
     prefetch: int
+    chooses_prefetch: bool
     max_policy_lag: int | None
     on_stale: OnStale
     recorder: Observer
     placement: Placing
     spaces: Spaces | None
     max_frozen: int
+    has_drawn_seed: bool
 
     @property
     def credits(self) -> int:
@@ -379,8 +470,9 @@ def make_plan(given: PoolArguments) -> Plan:
     check_arguments(given)
     options = options_of("workers", given.workers, WorkerOptions)
     gradient = options_of("gradient", given.gradient, GradientOptions) if given.parallelism == "gradient" else None
-    recorder, factories = _recorder(given), as_factories(given.env_fn)
-    prefetch, max_frozen = int(given.prefetch), int(given.max_frozen)  # Users may pass integers of numpy.
+    recorder, factories = _recorder(given), _factories(given)
+    prefetch = MAX_PREFETCH if given.prefetch == "auto" else int(given.prefetch)  # Users may pass integers of numpy.
+    max_frozen = int(given.max_frozen)
     num_envs = factories.count or given.num_envs
     is_one = options.step_workers and given.num_workers is None
     num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
@@ -401,9 +493,12 @@ def make_plan(given: PoolArguments) -> Plan:
         first_env_id=part.first_env_id,
         num_envs_is_given=num_envs is not None,
         gradient=None if gradient is None else _gradient_job(given, gradient),
-        infos=dict(given.infos) if isinstance(given.infos, Mapping) else dict.fromkeys(given.infos),
+        infos=_infos(given),
         settings={name: dict(given.settings) for name in policies} if given.settings else {},
         seed=root_seed(given.seed, recorder.seed),
+        # The workers of a worker need cores too, and hosts have others than this machine.
+        cores=None if options.step_workers or given.placement else own_cores(len(part.shares), options.threads),
+        keeps=_keeps(given, len(part.shares) * _credits(given.mode, prefetch)) if whole_episodes else None,
     )
     return Plan(
         job=job,
@@ -411,17 +506,34 @@ def make_plan(given: PoolArguments) -> Plan:
         mode=given.mode,
         gradient=gradient,
         prefetch=prefetch,
+        chooses_prefetch=given.prefetch == "auto" and given.mode == "async",
         max_policy_lag=None if given.max_policy_lag is None else int(given.max_policy_lag),
         on_stale=given.on_stale,
         recorder=recorder,
         placement=given.placement,
         spaces=given_spaces(given.spaces, job.factories),
         max_frozen=max_frozen,
+        has_drawn_seed=given.seed is None,
     )
 
 
 def _credits(mode: Mode, prefetch: int) -> int:
     return 1 if mode == "sync" else 1 + prefetch
+
+
+def _keeps(given: PoolArguments, num_credits: int) -> int | None:
+    """Return how many publishes the version of an episode may be behind when a part of the episode is requested.
+
+    The rows arrive within ``max_policy_lag`` publishes from then, of which ``num_credits - 1`` are kept for the time
+    until the part is taken.
+
+    >>> from types import SimpleNamespace as Given
+    >>> [_keeps(Given(max_policy_lag=lag, on_stale="pace"), 4) for lag in (None, 0, 3, 10)]
+    [None, 0, 0, 7]
+    """
+    if given.max_policy_lag is None or given.on_stale == "drop":
+        return None
+    return max(0, int(given.max_policy_lag) - (num_credits - 1))
 
 
 def _places(policies: Mapping[str, Any], versions: int) -> int:

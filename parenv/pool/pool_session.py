@@ -14,10 +14,11 @@ from parenv.experience.rollout import Rollout
 from parenv.policy.capabilities import refuse
 from parenv.pool.arrival import Arrival
 from parenv.pool.evaluation import Evaluator
-from parenv.pool.events import Asked, Delivered, Observer, Observers, Published, Questioned
+from parenv.pool.events import Asked, Delivered, Observer, Observers, Published, Questioned, Resumed
 from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
+from parenv.pool.prefetch_choice import choice_for
 from parenv.pool.session_holder import Session
 from parenv.pool.statistics import Counters, DriverTimer, PoolStatistics
 from parenv.supervision.partition import each_worker
@@ -34,6 +35,7 @@ class PoolSession(Session):
         action_space: Action space of a sub-environment.
         versions: Versions of the policies.
         evaluator: Evaluator of the versions.
+        observers: Observers of all events. The second one can be exchanged, see :meth:`observe`.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -42,12 +44,19 @@ class PoolSession(Session):
         self._counters = Counters()
         totals, job = self._counters.totals, plan.job.gradient
         self._timer = DriverTimer(totals.driver_seconds, totals.driver_processor_seconds)
-        self._observers = Observers([plan.recorder, Observer()])  # The second one can be exchanged: see observe.
+        self.observers = Observers([plan.recorder, Observer()])
         self._accumulator = Accumulator(plan.gradient, job.layout, totals) if plan.gradient and job else None
-        parts = opened(plan, self._counters, self._observers)
+        parts = opened(plan, self._counters, self.observers)
         self.closing, self._arena, self.versions, self._supervisor, self._queue, spaces = parts
-        self.evaluator = Evaluator(self._supervisor, self.versions, totals, self._observers.tell)
+        self.evaluator = Evaluator(self._supervisor, self.versions, totals, self.observers.tell)
         self.observation_space, self.action_space = spaces
+        scheduler = self._queue.scheduler if plan.chooses_prefetch else None
+        self._choice = choice_for(len(self.workers.shares), scheduler, self._counters)
+
+    @property
+    def prefetch(self) -> int:
+        """Number of rollouts that a worker may run ahead now."""
+        return self._queue.scheduler.prefetch
 
     @property
     def evaluation(self) -> EvaluationResult | None:
@@ -96,7 +105,7 @@ class PoolSession(Session):
             while not self.versions.has_room(self._versions_in_use()):
                 self._queue.listen()
             version = self.versions.add(given, settings, self._queue.scheduler.publish)
-        self._observers.tell(Published(version, began))
+        self.observers.tell(Published(version, began))
         return version
 
     def synchronize(self) -> int:
@@ -133,7 +142,7 @@ class PoolSession(Session):
                 a list or tuple with a value for each.
 
         Raises:
-            ConfigurationError: There is no such env_id, or the number of values is not that of the env_ids.
+            ConfigurationError: There is no such env_id, or the numbers of values and env_ids differ.
         """
         workers, each = self.workers, list[dict[int, Any]]()
         chosen = _checked(range(workers.first_env_id, workers.first_env_id + sum(workers.shares)), env_ids)
@@ -145,7 +154,7 @@ class PoolSession(Session):
             # A recorded run can be repeated only if no rollout is in progress during a call.
             while self.plan.recorder.orders and self._queue.scheduler.versions_in_use():
                 self._queue.listen()
-            self._observers.tell(Questioned(method))
+            self.observers.tell(Questioned(method))
             answers = self._supervisor.ask(method, calls)
         by_env_id = {
             workers.env_ids(worker)[column]: answer
@@ -161,12 +170,12 @@ class PoolSession(Session):
 
     def observe(self, timeline: Observer) -> None:
         """Close the former timeline, and send events to this one from now on."""
-        self._observers[1].close()
-        self._observers[1] = timeline
+        self.observers[1].close()
+        self.observers[1] = timeline
 
     def under_way(self) -> Mapping[int, int]:
         """Return the number of rollouts in progress or not yet yielded, by worker."""
-        return self._queue.scheduler.under_way()
+        return self._queue.under_way()
 
     def statistics(self) -> PoolStatistics:
         """Return the statistics so far."""
@@ -195,26 +204,32 @@ class PoolSession(Session):
             "evaluations": self.evaluator.begun,
             "worker_restarts": self._supervisor.restarts,
             "statistics": self._counters.state(),
+            "episodes_in_progress": self._queue.in_progress.get_state(),
             "seconds": self._timer.seconds,
             "collecting_seconds": 0.0 if math.isnan(self._timer.collecting_s) else self._timer.collecting_s,
         }
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of another pool."""
+    def resume(self, state: Mapping[str, Any], policies: Mapping[str, Any]) -> None:
+        """Continue from the state of another pool, with these policies, see :meth:`Versions.resume`."""
         if not math.isnan(self._timer.collecting_s) or self.version:
-            raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
-        self.versions.resume(state["policy_version"], state["settings"])
+            raise ConfigurationError(
+                "load_state_dict needs a pool that has not delivered a rollout or published a policy. Make a new pool."
+            )
+        self.versions.resume(state["policy_version"], state["settings"], policies)
         self._queue.scheduler.version = state["policy_version"]
         self.evaluator.begun, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
         self._counters.load(state["statistics"])
+        if "episodes_in_progress" in state:  # A state of parenv 0.2.0 has none.
+            self._queue.in_progress.set_state(state["episodes_in_progress"])
         self._timer.resume(state["seconds"], state["collecting_seconds"])
+        self.observers.tell(Resumed())
 
     def _check_in_place(self) -> None:
         if self.plan.job.is_named:
             refuse("in place")
         if self.plan.recorder.orders:
             raise ConfigurationError(
-                "in_place=True cuts training episodes, which record and replay cannot repeat. Leave one of them out"
+                "in_place=True cannot be used with record or replay, because it cuts training episodes. Leave one out."
             )
 
     def _versions_in_use(self) -> set[int]:
@@ -223,10 +238,12 @@ class PoolSession(Session):
     def _next(self, deadline: float) -> Arrival | None:
         self.evaluator.collect()
         self._timer.asked()
-        self._observers.tell(Asked())
+        self.observers.tell(Asked())
         with self._timer.during("waiting"):
             arrival = None if self.plan.recorder.is_over else self._queue.next(deadline)
-        self._observers.tell(Delivered(arrival))
+        self.observers.tell(Delivered(arrival))
+        if arrival is not None and self._choice is not None:
+            self._choice.note()
         return arrival
 
 
@@ -234,9 +251,9 @@ def _checked(there: range, env_ids: Sequence[int] | None) -> list[int]:
     chosen = list(there) if env_ids is None else [int(env_id) for env_id in env_ids]
     for env_id in chosen:
         if env_id not in there:
-            raise ConfigurationError(f"there is no env_id {env_id}: the pool has {there[0]} to {there[-1]}")
+            raise ConfigurationError(f"env_ids must be between {there[0]} and {there[-1]}, got {env_id}")
     if len(set(chosen)) < len(chosen):
-        raise ConfigurationError(f"env_ids names a sub-environment twice: {chosen}")
+        raise ConfigurationError(f"env_ids must be different, got {chosen}")
     return chosen
 
 
@@ -244,5 +261,5 @@ def _one_for_each(values: Any, count: int) -> Sequence[Any]:
     if not isinstance(values, list | tuple):
         return [values] * count
     if len(values) != count:
-        raise ConfigurationError(f"set_attr got {len(values)} values for {count} sub-environments")
+        raise ConfigurationError(f"set_attr must get one value for each of {count} sub-environments, got {len(values)}")
     return values

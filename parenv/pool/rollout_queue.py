@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from parenv.errors import during
-from parenv.pool.arrival import Arrival, ArrivalOf
+from parenv.pool.arrival import Arrival, ArrivalOf, Block
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
+from parenv.pool.episodes_in_progress import EpisodesInProgress
 from parenv.pool.layout import Room
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
+from parenv.supervision.failures import ended_by
 from parenv.supervision.supervisor import Event, Lost, Supervisor
 from parenv.supervision.workers import FOREVER_S, Committed
 
@@ -32,6 +34,8 @@ class RolloutQueue:
         supervisor: Supervisor of the workers.
         versions: Versions of the policies.
         counters: Counters of the pool.
+        begin_round: Function that is called with the number of new credits before they are sent.
+        in_progress: Episodes in progress.
     """
 
     def __init__(
@@ -43,16 +47,19 @@ class RolloutQueue:
         supervisor: Supervisor,
         versions: Versions,
         counters: Counters,
+        begin_round: Callable[[int], object],
+        in_progress: EpisodesInProgress,
     ) -> None:
-        self.scheduler = scheduler
+        self.scheduler, self._begin_round = scheduler, begin_round
         self._arrival_of, self._blocks = arrival_of, room.blocks
         self._slots, self._max_leases = room.slots, room.leases
         self._drop_lag = drop_lag
         self._supervisor, self._versions, self._counters = supervisor, versions, counters
+        self.in_progress = in_progress
         # The key of both is the credit that represents the rollout.
         self._slot_of: dict[CreditKey, int] = {}
         self._commits: defaultdict[CreditKey, dict[int, Commit]] = defaultdict(dict)
-        self._in_hand: CreditKey | None = None
+        self._in_hand: list[CreditKey] = []
         # The credits of a round of a synchronous pool are equal, so they are one message.
         self._credit: Credit | None = None
 
@@ -60,28 +67,39 @@ class RolloutQueue:
         """Return the next rollout, or ``None`` if none arrives until the deadline on the monotonic clock."""
         while (key := self._chosen(deadline)) is not None:
             lag = self.scheduler.version - self.scheduler.version_of(key)
-            slot, commits = self._slot_of.pop(key), self._commits.pop(key)
+            slot, committed = self._slot_of.pop(key), self._commits.pop(key)
+            commits = [committed[worker] for worker in sorted(committed)]
             if self._drop_lag is None or lag <= self._drop_lag:
-                return self._take(key, slot, [commits[worker] for worker in sorted(commits)], lag)
+                return self._take(key, slot, commits, lag)
+            block = self._blocks[key.worker]
+            arrays = self._slots.arrays(block.layout, slot, self._slots.peek(slot))
+            self.in_progress.note(block, arrays[0], commits)
             self._slots.release(slot)
             self._counters.totals.dropped_rollouts += 1
         self.scheduler.gave_up()
         return None
 
+    def under_way(self) -> Mapping[int, int]:
+        """Return the number of rollouts that are requested and not yielded, by worker."""
+        return self.scheduler.under_way()
+
     def listen(self, timeout_s: float = FOREVER_S) -> None:
         """Wait until a rollout is committed, which may free the version that acted in it."""
         self._note(self._supervisor.events(timeout_s))
 
-    def _chosen(self, deadline: float) -> CreditKey | None:
-        """Return the credit of the rollout to yield. The learner is done with the rollout before."""
-        # Ctrl-C may interrupt the waiting, and the next call must not report the same rollout again.
-        in_hand, self._in_hand = self._in_hand, None
-        if in_hand is not None:
-            self.scheduler.done(in_hand)
+    def _chosen(self, deadline: float, in_use: bool = False) -> CreditKey | None:
+        """Return the credit of the rollout to yield. The learner is done with those before, unless they are in use."""
+        if not in_use:
+            # Ctrl-C may interrupt the waiting, and the next call must not report the same rollout again.
+            in_hand, self._in_hand = self._in_hand, []
+            for key in in_hand:
+                self.scheduler.done(key)
         self._note(self._supervisor.past_events())
         self._issue()
-        self._in_hand = self._wait(self.scheduler.patience(deadline))
-        return self._in_hand
+        chosen = self._wait(self.scheduler.patience(deadline))
+        if chosen is not None:
+            self._in_hand.append(chosen)
+        return chosen
 
     def _wait(self, deadline: float) -> CreditKey | None:
         while (chosen := self.scheduler.next()) is None:
@@ -93,7 +111,10 @@ class RolloutQueue:
         return chosen
 
     def _issue(self) -> None:
-        for key in self.scheduler.issue():
+        issued = self.scheduler.issue()
+        if issued:
+            self._begin_round(issued[-1].sequence)
+        for key in issued:
             self._give(key)
 
     def _give(self, key: CreditKey) -> None:
@@ -114,6 +135,8 @@ class RolloutQueue:
                 if self.scheduler.commit(key):
                     self._commits[self.scheduler.rollout_of(key)][event.worker] = event.commit
             elif isinstance(event, Lost):
+                self.in_progress.worker_lost(event.worker, ended_by(event.reason))
+                # The lost process writes nothing more to these slots, so other workers may use them.
                 for key in self.scheduler.lose(event.worker):
                     self._slots.release(self._slot_of.pop(key))
             else:
@@ -123,15 +146,22 @@ class RolloutQueue:
     def _take(self, key: CreditKey, slot: int, commits: Sequence[Commit], lag: int) -> Arrival:
         """Return the rollout in a slot, over the slot itself, or as a copy if the user holds too many."""
         block, version = self._blocks[key.worker], self.scheduler.version_of(key)
-        lend = self._slots.leased < self._max_leases
-        root = self._slots.lease(slot) if lend else self._slots.peek(slot)
-        arrays = self._slots.arrays(block.layout, slot, root)
-        arrival = self._arrival_of(block, arrays, commits, version, lag)
-        if not lend:
+        arrays, is_leased = self._opened(block, slot)
+        self.in_progress.note(block, arrays[0], commits)
+        arrival = self.in_progress.add_lost(self._arrival_of(block, arrays, commits, version, lag))
+        if not is_leased:
+            # A user who keeps many rollouts must not stop the workers, which need free slots.
             arrival = arrival.copy()
             self._slots.release(slot)
             self._counters.totals.copied_rollouts += 1
         self._counters.add(arrival)
-        for env_id, doing, error in chain.from_iterable(arrival.replaced):
-            _log.warning("env_id %s raised %s and was replaced: %s", env_id, during(doing), error)
+        for _, failure in arrival.failures():
+            doing = during(failure.doing)
+            _log.warning("env_id %s raised %s and was replaced: %s", failure.env_id, doing, failure.error)
         return arrival
+
+    def _opened(self, block: Block, slot: int) -> tuple[list[Mapping[tuple[str, Any], Any]], bool]:
+        """Return the arrays of a slot, and whether it is leased. Otherwise, copy from it and release it."""
+        is_leased = self._slots.leased < self._max_leases
+        root = self._slots.lease(slot) if is_leased else self._slots.peek(slot)
+        return self._slots.arrays(block.layout, slot, root), is_leased

@@ -15,8 +15,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from parenv.errors import ParenvError, PoolBusyError, ProtocolError, without_own_frames
 from parenv.experience.episodes import EvaluationResult
-from parenv.experience.gradient import Gradient
 from parenv.options import Stop, WorkerOptions
+from parenv.pool.stream_counts import StreamCounts, StreamLog
 from parenv.process.forks import Owner
 from parenv.supervision.one_thread import OneThread
 from parenv.supervision.supervisor import Supervisor
@@ -37,10 +37,12 @@ class Session:
         closing: Stack that ends the workers, by force after a limit, and closes the rest.
         close_timeout_s: Limit in seconds for workers to end by themselves.
         undelivered: Item that Ctrl-C kept from being yielded. The next stream begins with it.
+        log: Log of the counts of all streams, if a resumable run keeps one.
     """
 
     closing: contextlib.ExitStack
     undelivered: Any = None
+    log: StreamLog | None = None
     _supervisor: Supervisor
 
     def __init__(self, what: str, options: WorkerOptions) -> None:
@@ -61,6 +63,10 @@ class Session:
         """Result of the last evaluation that has ended."""
         return None
 
+    def begin_counts(self, stop: Stop) -> StreamCounts:
+        """Return the counts of a stream that begins."""
+        return StreamCounts() if self.log is None else self.log.begin(stop)
+
 
 class StreamKey:
     """Key of a stream that has not ended."""
@@ -74,6 +80,8 @@ class OneIterator(OneThread):
         about = session.owner, session.workers, lambda _: closing.close(), session.close_timeout_s
         super().__init__(holder, what, *about)
         self._streams: weakref.WeakKeyDictionary[StreamKey, threading.Thread] = weakref.WeakKeyDictionary()
+        self._last: Callable[[], StreamKey | None] = lambda: None
+        self._last_thread: threading.Thread | None = None
 
     def begin(self, stream: StreamKey | None = None) -> None:
         """Begin a call, until :meth:`end`.
@@ -85,16 +93,21 @@ class OneIterator(OneThread):
             PoolBusyError: Another thread iterates, or is in a call.
         """
         me = threading.current_thread()
+        if stream is not None and stream is self._last() and me is self._last_thread:
+            super().begin()
+            return
         for other, thread in list(self._streams.items()):
             if other is not stream and thread is not me and thread.is_alive():
                 raise PoolBusyError(
-                    f"{me.name} may not use the pool, because {thread.name} iterates over it: one pool, one thread. "
-                    "Let that thread do it between two rollouts, or close its stream first"
+                    f"{me.name} cannot use the pool, because {thread.name} iterates over it. Make this call in "
+                    f"{thread.name} between two rollouts, or close the stream first."
                 )
         super().begin()
         try:
             if stream is not None:
                 self._streams[stream] = me
+                # Mostly the same stream calls again. While its thread lives, no other thread can begin one.
+                self._last, self._last_thread = weakref.ref(stream), me
         except BaseException:  # A signal handler may raise here.
             self.end()
             raise
@@ -204,33 +217,31 @@ def stream(
     stop: Stop,
     using: Callable[[StreamKey], contextlib.AbstractContextManager[S]],
     take: Callable[[S, float], Any],
-    mean_return: Callable[[Any], float],
+    mean_return: Callable[[deque[float], Any], float],
     wait: Callable[[], bool] | None = None,
 ) -> Iterator[Any]:
     """Yield items until a criterion is met.
 
     Args:
-        stop: Criteria, counted from the first request on.
+        stop: Criteria, counted from the first request on. A resumed run also counts its part before that.
         using: Function that returns the context of a session. No other thread may use the session until this stream
             ends.
         take: Function that returns the next item, or ``None`` at a deadline on the monotonic clock.
-        mean_return: Function of each item that returns the mean return so far, for the criterion of that name.
+        mean_return: Function of the returns in the window and of each item. It returns the mean return so far, for the
+            criterion of that name.
         wait: Function that is called before each item. If it returns ``False`` and no item has arrived, the stream
             yields ``None``.
     """
-    key, began = StreamKey(), time.monotonic()
-    deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
-    env_steps = episodes = items = 0
-    reached = math.nan
+    key, items = StreamKey(), 0
     with using(key) as session:
         found = known = session.evaluation
-    while not stop.reason(
-        env_steps=env_steps,
-        episodes=episodes,
-        mean_return=reached,
-        seconds=time.monotonic() - began,
-        evaluation_return=math.nan if found is None or found is known else found.mean_return,
-    ):
+        counts = session.begin_counts(stop)
+    began, returns = time.monotonic() - counts.seconds, deque(counts.returns, stop.window)
+    counts.returns, deadline = returns, began + min(stop.seconds, threading.TIMEOUT_MAX)
+    while True:
+        counts.seconds = time.monotonic() - began
+        if counts.meet(stop):
+            return
         waits, item = wait is None or wait(), session.undelivered
         try:
             with using(key) as session:
@@ -240,21 +251,22 @@ def stream(
         except KeyboardInterrupt:
             session.undelivered = item
             raise
+        if found is not None and found is not known:
+            counts.evaluation_return = found.mean_return
         if item is None:
             if waits:
                 return
             yield None
             continue
-        env_steps += item.num_samples if isinstance(item, Gradient) else item.num_steps
-        episodes += len(item.episodes)
+        counts.add(item)
         items += 1
         if items == ITEMS_BEFORE_WARNING and found is known and _has_no_other_end(stop):
             Warner()(
                 f"Stop(evaluation_return={stop.evaluation_return:g}) is the only end of this stream, and "
-                f"its first {items} items have seen no evaluation. Call pool.evaluate(...) "
-                "or SaveBest.update(pool) in the loop"
+                f"there was no evaluation during its first {items} items. Call pool.evaluate(...) or "
+                "SaveBest.update(pool) in the loop."
             )
-        reached = mean_return(item)
+        counts.mean_return = mean_return(returns, item)
         yield item
         del item
 
@@ -264,12 +276,7 @@ def _has_no_other_end(stop: Stop) -> bool:
     return stop.evaluation_return < math.inf and others == Stop(window=1)
 
 
-def mean_over(window: int) -> Callable[[Any], float]:
-    """Return a function of each item that returns the mean return of the last episodes, NaN while there are fewer."""
-    returns: deque[float] = deque(maxlen=window)
-
-    def mean_return(item: Any) -> float:
-        returns.extend(item.episodes.returns.tolist())
-        return sum(returns) / window if len(returns) == window else math.nan
-
-    return mean_return
+def mean_of_window(returns: deque[float], item: Any) -> float:
+    """Add the returns of an item to the window, and return the mean of the window, NaN while it is not full."""
+    returns.extend(item.episodes.finished.returns.tolist())
+    return sum(returns) / len(returns) if len(returns) == returns.maxlen else math.nan

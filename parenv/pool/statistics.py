@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import Any, Literal
 
+import numpy as np
+
 from parenv.experience.episodes import EvaluationResult
+from parenv.experience.failures import EnvFailures, FailureLog
+from parenv.experience.metrics import POOL, metrics_of
 from parenv.experience.summary import Summarized, html_table
 from parenv.memory.layout import COMMIT_DTYPE
 from parenv.pool.arrival import Arrival
@@ -27,7 +31,11 @@ class PoolStatistics(Summarized):
     Args:
         env_steps: Number of env steps in the rollouts yielded.
         rollouts: Number of rollouts yielded.
-        episodes: Number of episodes that ended in them.
+        episodes: Number of episodes that their environments ended in them.
+        lost_episodes: Number of other episodes that ended, by the reason in ``episodes.ended_by``.
+        lost_episodes_by_env: The same for each sub-environment, by env_id.
+        failures: Failures of sub-environments and workers, as :class:`~parenv.EnvFailures`, most often failing ones
+            first.
         mean_return: Mean return of the last 100 episodes, NaN without any.
         mean_length: Mean length of the last 100 episodes in env steps, NaN without any.
         seconds: Seconds since the pool was made.
@@ -79,6 +87,9 @@ class PoolStatistics(Summarized):
     env_steps: int = 0
     rollouts: int = 0
     episodes: int = 0
+    lost_episodes: Mapping[str, int] = field(default_factory=dict)
+    lost_episodes_by_env: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    failures: Sequence[EnvFailures] = ()
     mean_return: float = math.nan
     mean_length: float = math.nan
     seconds: float = 0.0
@@ -114,6 +125,10 @@ class PoolStatistics(Summarized):
     evaluation: EvaluationResult | None = None
     frozen_policies: Mapping[str, int] = field(default_factory=dict)
 
+    def metrics(self) -> dict[str, float]:
+        """Return the statistics as a flat dict, see :meth:`parenv.AsyncWorkerPool.metrics`."""
+        return metrics_of(POOL, self)
+
     def _facts(self) -> dict[str, Any]:
         counts = ("env_steps", "rollouts", "episodes", "policy_version", "workers_alive", "worker_restarts")
         means = {name: f"{getattr(self, name):.6g}" for name in ("mean_return", "env_steps_per_second")}
@@ -138,6 +153,7 @@ def _rows(figures: PoolStatistics) -> dict[str, str]:
         "env steps": f"{figures.env_steps:,} in {figures.rollouts:,} rollouts, {speed}, {figures.seconds:,.1f} s",
         "episodes": f"{figures.episodes:,}, of the last {WINDOW} mean return {figures.mean_return:,.2f}, mean length "
         f"{figures.mean_length:,.1f}",
+        "lost": _lost(figures),
         "policy": f"version {figures.policy_version}" + (f"; {lags}" if lags else ""),
         "evaluated": _evaluated(figures.evaluation),
         "gradients": f"{figures.gradients:,}" if figures.gradients else "",
@@ -148,6 +164,12 @@ def _rows(figures: PoolStatistics) -> dict[str, str]:
         "their time": _fractions({name: getattr(figures, f"{name}_seconds") for name in workers}),
         "driver's": _fractions(figures.driver_seconds),
     }
+
+
+def _lost(figures: PoolStatistics) -> str:
+    lost = ", ".join(f"{count:,} {reason}" for reason, count in figures.lost_episodes.items())
+    often = ", ".join(f"{count} of {failing.who}" for failing in figures.failures[:3] if (count := failing.count))
+    return f"{lost or 'no'} episodes; failures: {often}" if lost or often else ""
 
 
 def _evaluated(found: EvaluationResult | None) -> str:
@@ -162,11 +184,8 @@ def _fractions(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {part / total:.0%}" for name, part in seconds.items() if total > 0 and part > 0)
 
 
-_MEASURED = (
-    *("environment_s", "acting_s", "learning_s", "waiting_s", "processor_s"),
-    *("voluntary_switches", "involuntary_switches", "began_s", "ended_s"),
-)
-_TIMES = itemgetter(*map((COMMIT_DTYPE.names or ()).index, _MEASURED))
+MAX_STAMPS = 256
+"""Number of rollouts whose times are added up at once."""
 _FORMER_NAMES = {
     "copied": "copied_rollouts",
     "dropped": "dropped_rollouts",
@@ -180,12 +199,14 @@ class Counters:
 
     Attributes:
         totals: Statistics so far, as far as they are sums.
+        failures: Failures and lost episodes so far.
     """
 
     def __init__(self) -> None:
-        self.totals = PoolStatistics()
+        self.totals, self.failures = PoolStatistics(), FailureLog()
         self._returns, self._lengths = deque[float](maxlen=WINDOW), deque[int](maxlen=WINDOW)
         self._commits, self._squared_busy_s = 0, 0.0
+        self._stamps, self._adding = deque[bytes](), threading.RLock()
 
     def add(self, arrival: Arrival) -> None:
         """Count a rollout that is yielded, or whose gradients are yielded."""
@@ -194,28 +215,23 @@ class Counters:
         totals.rollouts += 1
         totals.env_restarts += sum(map(len, arrival.replaced))
         totals.policy_lag[rollout.policy_lag] = totals.policy_lag.get(rollout.policy_lag, 0) + 1
-        if ended := len(rollout.episodes):
-            totals.episodes += ended
-            self._returns.extend(rollout.episodes.returns[-WINDOW:].tolist())
-            self._lengths.extend(rollout.episodes.lengths[-WINDOW:].tolist())
-        self._commits += len(arrival.commits)
-        # Python adds up so few numbers faster than numpy.
-        for said in map(_TIMES, arrival.commits.tolist()):
-            environment_s, acting_s, learning_s, waiting_s, processor_s, voluntary, involuntary, began_s, ended_s = said
-            busy_s = ended_s - began_s
-            off_s = max(busy_s - processor_s, 0.0) / max(voluntary + involuntary, 1)
-            totals.environment_seconds += environment_s
-            totals.acting_seconds += acting_s
-            totals.learning_seconds += learning_s
-            totals.committing_seconds += busy_s - environment_s - acting_s - learning_s
-            totals.waiting_seconds += waiting_s
-            totals.processor_seconds += processor_s
-            totals.sleeping_seconds += off_s * voluntary
-            totals.contended_seconds += off_s * involuntary
-            self._squared_busy_s += busy_s * busy_s
+        for _, failure in arrival.failures():
+            self.failures.add(failure)
+        if len(rollout.episodes):
+            finished = rollout.episodes.finished
+            if len(finished) < len(rollout.episodes):
+                lost = rollout.episodes.lost
+                self.failures.add_lost(zip(lost.env_ids.tolist(), lost.ended_by.tolist(), strict=True))
+            totals.episodes += len(finished)
+            self._returns.extend(finished.returns[-WINDOW:].tolist())
+            self._lengths.extend(finished.lengths[-WINDOW:].tolist())
+        self._stamps.append(arrival.commits.tobytes())
+        if len(self._stamps) >= MAX_STAMPS:
+            self._add_times()
 
     def statistics(self, **more: Any) -> PoolStatistics:
         """Return the statistics so far, with these values for what is not counted here."""
+        self._add_times()
         totals = self.totals
         busy_s = totals.environment_seconds + totals.acting_seconds
         busy_s += totals.learning_seconds + totals.committing_seconds
@@ -223,6 +239,9 @@ class Counters:
         variance = _mean(self._squared_busy_s, self._commits) - average_s**2
         return replace(
             totals,
+            lost_episodes=self.failures.lost_by_reason(),
+            lost_episodes_by_env=self.failures.lost_by_env(),
+            failures=self.failures.failures(),
             mean_return=_mean(sum(self._returns), len(self._returns)),
             mean_length=_mean(sum(self._lengths), len(self._lengths)),
             policy_lag=dict(sorted(totals.policy_lag.items())),
@@ -235,12 +254,14 @@ class Counters:
 
     def state(self) -> dict[str, Any]:
         """Return all counters as plain data."""
+        self._add_times()
         return {
             **{name: copy(value) for name, value in vars(self.totals).items()},
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "commits": self._commits,
             "squared_busy_seconds": self._squared_busy_s,
+            "lost_episodes_by_env": self.failures.lost_by_env(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -256,7 +277,34 @@ class Counters:
             self.totals.committing_seconds = found["busy_seconds"] - sum(parts)
         self._returns.extend(found["returns"])
         self._lengths.extend(found["lengths"])
+        for env_id, reasons in found.get("lost_episodes_by_env", {}).items():
+            self.failures.lost_episodes[int(env_id)].update(reasons)
         self._commits, self._squared_busy_s = found.get("commits", 0), found.get("squared_busy_seconds", 0.0)
+
+    def _add_times(self) -> None:
+        """Add up the times of the rollouts so far. Once for many rollouts, this takes less time than for each."""
+        # Any thread may ask for statistics while another one iterates over the pool.
+        with self._adding:
+            found = [self._stamps.popleft() for _ in range(len(self._stamps))]
+            if found:
+                self._add(np.frombuffer(b"".join(found), COMMIT_DTYPE))
+
+    def _add(self, stamps: Any) -> None:
+        totals = self.totals
+        busy_s = stamps["ended_s"] - stamps["began_s"]
+        parts_s = {name: float(stamps[f"{name}_s"].sum()) for name in ("environment", "acting", "learning")}
+        voluntary, involuntary = stamps["voluntary_switches"], stamps["involuntary_switches"]
+        off_s = np.maximum(busy_s - stamps["processor_s"], 0.0) / np.maximum(voluntary + involuntary, 1)
+        totals.environment_seconds += parts_s["environment"]
+        totals.acting_seconds += parts_s["acting"]
+        totals.learning_seconds += parts_s["learning"]
+        totals.committing_seconds += float(busy_s.sum()) - sum(parts_s.values())
+        totals.waiting_seconds += float(stamps["waiting_s"].sum())
+        totals.processor_seconds += float(stamps["processor_s"].sum())
+        totals.sleeping_seconds += float((off_s * voluntary).sum())
+        totals.contended_seconds += float((off_s * involuntary).sum())
+        self._commits += len(stamps)
+        self._squared_busy_s += float((busy_s * busy_s).sum())
 
 
 def _in_seconds(name: str) -> str:
@@ -291,12 +339,12 @@ class DriverTimer:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the pool was made, and those of the run that this one resumes."""
+        """Seconds since the pool was made, plus the seconds of the run that this one resumes."""
         return time.monotonic() - self._began
 
     @property
     def collecting_s(self) -> float:
-        """Seconds since the first rollout was requested, and those of the run before. NaN before the first request."""
+        """Seconds since the first rollout was requested, plus the run before. NaN before the first request."""
         return time.monotonic() - self._first_asked
 
     def resume(self, seconds: float, collecting_s: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -79,7 +78,7 @@ class Versions:
             writer.write(module_of(policies[name]), 0, None)
         own = {name: {**getattr(policy, "settings", {}), **settings.get(name, {})} for name, policy in policies.items()}
         mine = {name: [0, settings] for name, settings in own.items()}
-        self._restore(0, {"policies": mine, "frozen": {}, "indices": len(policies)})
+        self._restore(0, {"policies": mine, "frozen": {}, "indices": len(policies)}, {})
 
     def __getitem__(self, number: int) -> Version:
         return self._kept[number]
@@ -101,11 +100,11 @@ class Versions:
 
     @property
     def frozen(self) -> dict[str, int]:
-        """Bytes that are kept for each frozen version, by its name."""
+        """Size of each frozen version in bytes, by name."""
         return {name: _nbytes(row, self._policies[row.of]) for name, row in self.table.items() if row.of != name}
 
     def named(self) -> Self:
-        """These versions.
+        """Return these versions, if policies have names.
 
         Raises:
             ConfigurationError: The pool has one policy without a name.
@@ -113,12 +112,12 @@ class Versions:
         if self._is_named:
             return self
         raise ConfigurationError(
-            "the pool has one policy, without a name: give policies by name, "
-            'AsyncWorkerPool(env_fn, {"runner": policy})'
+            "the pool must have named policies, but has one policy without a name. Pass policies by name, such as "
+            'AsyncWorkerPool(env_fn, {"runner": policy}).'
         )
 
     def played(self, numbers: Mapping[int, int]) -> dict[int, Played]:
-        """Every policy that has existed, by its index.
+        """Return every policy that has existed, by its index.
 
         Args:
             numbers: Version that acted, by index of each policy that learns.
@@ -129,7 +128,7 @@ class Versions:
         }
 
     def owners(self) -> dict[int, str]:
-        """Policy that each policy that has existed is a version of, by index."""
+        """Return the name of the learning policy of each policy that has existed, by index."""
         return {index: one.of for index, one in self._played.items()}
 
     def has_room(self, in_use: Iterable[int]) -> bool:
@@ -149,7 +148,7 @@ class Versions:
             _check_has_no_names(given)
         elif not isinstance(given, Mapping) or not given:
             raise ConfigurationError(
-                f"publish needs policies by name, such as {{{next(iter(self._policies))!r}: policy}}, got {given!r}"
+                f"publish must get policies by name, such as {{{next(iter(self._policies))!r}: policy}}, got {given!r}"
             )
         by_name: Mapping[str, Any] = given if self._is_named else {UNNAMED: given}
         for name, policy in by_name.items():
@@ -157,9 +156,9 @@ class Versions:
             if name not in self._weights:
                 as_policy(policy)
             elif _source_of(policy) is None:
-                of = f" of policy {name!r}" if name else ""
+                of = f" for policy {name!r}" if name else ""
                 raise ConfigurationError(
-                    f"publish needs the module{of}, the policy that holds it or its state dict, got {policy!r}"
+                    f"publish must get a module{of}, a policy with a module or a state dict, got {policy!r}"
                 )
         return by_name
 
@@ -175,7 +174,7 @@ class Versions:
             Number of the newest version.
 
         Raises:
-            ConfigurationError: A module differs from the one that the pool was made with.
+            ConfigurationError: A module differs from the module of the pool's policy.
         """
         rows: dict[str, PolicyRow] = dict(self.table)
         for name, policy in given.items():
@@ -198,23 +197,23 @@ class Versions:
         if not self._is_named:
             on = {UNNAMED: on}
         elif not isinstance(on, Mapping):
-            raise ConfigurationError(f"min_kl needs on=rollout, with what each policy did, got on={on!r}")
+            raise ConfigurationError(f"min_kl needs on=rollout with the rollout of each policy by name, got on={on!r}")
         return {n: p for n, p in given.items() if has_moved(on.get(n), p, self._policies[n], min_kl, settings)}
 
     def weights_of(self, version: Version) -> dict[str, Any]:
-        """State dicts of a version that is kept, by name of each policy with a module.
+        """Return the state dicts of a version, by name of each policy with a module.
 
-        For a single policy without a name it is that policy's own state dict. A policy without a module has none.
+        For a single policy without a name, return its state dict, which is empty without a module.
         """
         table = self.tables[version.number]
         weights = {name: writer.state_dict(table[name].place) for name, writer in self._weights.items()}
         return weights if self._is_named else weights.get(UNNAMED, {})
 
     def state(self) -> dict[str, Any]:
-        """Plain data for :meth:`resume`.
+        """Return plain data for :meth:`resume`.
 
-        For a single policy without a name these are its settings. Otherwise it has version and settings of each policy,
-        and the frozen versions.
+        For a single policy without a name, this is its settings. Otherwise it contains the version and the settings of
+        each policy, and the frozen versions.
         """
         if not self._is_named:
             return dict(self.table[UNNAMED].settings)
@@ -226,8 +225,14 @@ class Versions:
             "indices": self._indices,
         }
 
-    def resume(self, number: int, state: Mapping[str, Any]) -> None:
-        """Continue from the policies that the pool was made with, as version ``number``.
+    def resume(self, number: int, state: Mapping[str, Any], policies: Mapping[str, Any]) -> None:
+        """Continue as version ``number``.
+
+        Args:
+            number: Number of the newest version.
+            state: Plain data of :meth:`state`.
+            policies: State dicts by name of policies with a module, and policies without a module. Default for each:
+                the policy that the pool was made with.
 
         Raises:
             ConfigurationError: The state is from a pool with other policies, or has too many frozen versions.
@@ -236,14 +241,15 @@ class Versions:
             state = {"policies": {UNNAMED: [number, state]}, "frozen": {}, "indices": 1}
         if list(state["policies"]) != list(self._policies):
             raise ConfigurationError(
-                f"the state is of a pool with {_in_words(state['policies'])}, but this one has "
-                f"{_in_words(self._policies)}"
+                f"the state must come from a pool with {_in_words(self._policies)}, got one with "
+                f"{_in_words(state['policies'])}"
             )
         if len(state["frozen"]) > self._max_frozen:
             raise ConfigurationError(
-                f"the state has {len(state['frozen'])} frozen versions: make the pool with max_frozen= at least that"
+                f"the state must have at most max_frozen={self._max_frozen} frozen versions, got "
+                f"{len(state['frozen'])}. Make the pool with a larger max_frozen."
             )
-        self._restore(number, state)
+        self._restore(number, state, policies)
 
     def freeze(self, name: str) -> str:
         """Keep the newest version of a policy under a name of its own, which is returned.
@@ -261,10 +267,10 @@ class Versions:
             if (count := len(self.frozen)) >= self._max_frozen:
                 may_go = _may_go(self.table)
                 going = count - len(may_go)
-                still = f", and {going} that are released still act in episodes under way" if going else ""
+                still = f" ({going} of them are released, but still act in unfinished episodes)" if going else ""
                 raise ConfigurationError(
-                    f"{name!r} cannot be frozen: max_frozen={self._max_frozen} versions are frozen already{still}. "
-                    f"Release one of {may_go}, or raise max_frozen"
+                    f"{name!r} cannot be frozen, because max_frozen={self._max_frozen} versions are frozen already"
+                    f"{still}. Release one of {may_go}, or raise max_frozen."
                 )
             rows[frozen] = replace(row, index=self._indices)
             self._indices += 1
@@ -279,7 +285,7 @@ class Versions:
         """
         row = self.table.get(name)
         if row is None or row.of == name or not row.may_be_drawn:
-            raise ConfigurationError(f"there is no frozen version {name!r} to release: there are {_may_go(self.table)}")
+            raise ConfigurationError(f"release must get one of the frozen versions {_may_go(self.table)}, got {name!r}")
         self._take(self.newest.number, {**self.table, name: replace(row, may_be_drawn=False)})
         self._released[name] = self._serial
 
@@ -298,11 +304,15 @@ class Versions:
                 del self._released[name]
                 self._take(self.newest.number, {n: row for n, row in self.table.items() if n != name})
 
-    def _restore(self, number: int, state: Mapping[str, Any]) -> None:
+    def _restore(self, number: int, state: Mapping[str, Any], policies: Mapping[str, Any]) -> None:
         rows: dict[str, PolicyRow] = {}
         for index, name in enumerate(self._policies):
             version, mine = state["policies"][name]
-            snapshot = dumps((dict(mine), None)) if mine else b""
+            policy = policies.get(name)
+            if policy is not None and name in self._weights:
+                self._weights[name].write(policy, 0, 0)
+                policy = None
+            snapshot = dumps((dict(mine), policy)) if mine or policy is not None else b""
             rows[name] = PolicyRow(index, name, version, 0, snapshot, dict(mine))
         self._kept, self.tables = {}, {}
         self._take(number, dict(rows))
@@ -334,14 +344,18 @@ class Versions:
     ) -> PolicyRow:
         place = self._free_place(of)
         if block is not None:
+            # The snapshot of a policy with a module is made again, so that no pickle of a file reaches a worker.
+            snapshot = dumps((settings, None)) if settings else b""
             self._weights[of].block(place)[:] = np.asarray(block, np.uint8).tobytes()
         return PolicyRow(index, of, number, place, snapshot, settings, may_be_drawn)
 
     def _check_name(self, name: Any) -> None:
         if isinstance(name, str) and "@" in name:
-            raise ConfigurationError(f"{name!r} is a frozen version, which does not change any more")
+            raise ConfigurationError(
+                f"{name!r} is a frozen version, which cannot change. Name one of {list(self._policies)}."
+            )
         if name not in self._policies:
-            raise ConfigurationError(f"there is no policy {name!r}: the pool was made with {list(self._policies)}")
+            raise ConfigurationError(f"the name of a policy must be one of {list(self._policies)}, got {name!r}")
 
 
 def _may_go(table: PolicyTable) -> list[str]:
@@ -352,7 +366,8 @@ def _may_go(table: PolicyTable) -> list[str]:
 def _as_data(row: PolicyRow, weights: WeightsWriter | None) -> list[Any]:
     """Return a frozen version as plain data."""
     block = None if weights is None else np.array(weights.block(row.place))
-    return [row.index, row.of, row.number, row.snapshot, dict(row.settings), row.may_be_drawn, block]
+    snapshot = row.snapshot if weights is None else b""
+    return [row.index, row.of, row.number, snapshot, dict(row.settings), row.may_be_drawn, block]
 
 
 def _nbytes(row: PolicyRow, policy: Any) -> int:
@@ -374,8 +389,8 @@ def _check_has_no_names(given: Any) -> None:
     """Refuse named policies. A state dict is a mapping too, but its values are tensors, which cannot be called."""
     if isinstance(given, Mapping) and any(isinstance(one, Policy) or callable(one) for one in given.values()):
         raise ConfigurationError(
-            f"publish takes the policy itself, since the pool was made with one policy without a name; "
-            f"got a dict of policies by name: {list(given)}. Publish one of its values"
+            "publish must get the policy itself, because the pool has one policy without a name, got policies by name: "
+            f"{list(given)}. Publish one of the values."
         )
 
 
@@ -392,9 +407,10 @@ class Synchronization:
     """
 
     def __init__(self, buffer: Any, num_workers: int, placement: LocalPlacement) -> None:
-        self._requests, self._placement = LoadRequests(buffer, num_workers), placement
+        self._requests = LoadRequests(buffer, num_workers)
         self._answers, self._wake_ups = WakeUp(), (WakeUp(), WakeUp())
         os.set_blocking(self._answers.fileno(), False)
+        placement.notified_by(self._answers)
         self._intact = True
 
     @property
@@ -416,7 +432,6 @@ class Synchronization:
         number = self._requests.ask(version.number, version.place)
         if number > 1:
             self._wake_ups[(number - 1) % 2].take()
-        self._placement.watch(self._answers.fileno())
         try:
             self._wake_ups[number % 2].notify(1)
             while not self._requests.all_have():
@@ -425,10 +440,6 @@ class Synchronization:
             # Later versions come by messages, which a worker may take before it looks at the requests again.
             self._requests.withdraw()
             raise
-        finally:
-            self._placement.unwatch(self._answers.fileno())
-            with suppress(BlockingIOError):
-                self._answers.take()
         self._intact = True
 
     def close(self) -> None:

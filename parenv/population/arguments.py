@@ -121,7 +121,7 @@ def make_plan(given: PopulationArguments) -> PopulationPlan:
 
 def _size(size: Any) -> int:
     if size == 1:
-        raise ConfigurationError("size must be at least 2, got 1. Use an AsyncWorkerPool for a single agent")
+        raise ConfigurationError("size must be at least 2, got 1. Use an AsyncWorkerPool for a single agent.")
     return at_least("size", size, 2)
 
 
@@ -142,7 +142,9 @@ def _first(initial: Any, ranges: dict[str, Range], size: int, seed: int) -> list
     """Return the first hyper-parameters of all members, drawn for members without given values."""
     given = list(initial)
     if len(given) > size:
-        raise ConfigurationError(f"initial has hyper-parameters for {len(given)} members, and there are {size}")
+        raise ConfigurationError(
+            f"initial must have hyper-parameters for at most size={size} members, got {len(given)}"
+        )
     found = [check_values(values, ranges, f"initial[{member}]") for member, values in enumerate(given)]
     for member in range(len(found), size):
         generator = np.random.default_rng(evolution_seed(seed, member, 0))
@@ -158,8 +160,7 @@ def _job(given: PopulationArguments, evolve: Evolve, first: list[dict[str, float
         num_workers = min(recommended_num_workers(), len(first))
     if at_least("num_workers", num_workers, 0) > len(first):
         raise ConfigurationError(
-            f"num_workers={num_workers} is more than size={len(first)}, so some workers would have no member: use "
-            f"num_workers={len(first)}"
+            f"num_workers must be at most size={len(first)}, so that each worker has a member, got {num_workers}"
         )
     return MemberJob(
         factories=factories,
@@ -180,16 +181,18 @@ def _factories(env_fn: Any, name: str) -> Factories:
     factories = as_factories(env_fn)
     if factories.count is not None:
         raise ConfigurationError(
-            f"{name} is a sequence of {factories.count} factories, but every member plays in environments of one kind: "
-            "give one factory"
+            f"{name} must be one factory, because all members use the same kind of environment, got a sequence of "
+            f"{factories.count}"
         )
     return factories
 
 
 _FOR_POOLS = {
-    "on_env_error": "in a population a member dies of an exception in its round, and is replaced when it is due",
-    "step_workers": "the worker that has a member steps its sub-environments",
-    "rollout_device": "a member learns from rollouts in the worker that has it",
+    "on_env_error": "a member of a population dies of an exception, and is replaced",
+    "step_workers": "the worker of a member steps its sub-environments",
+    "rollout_device": "a member learns from rollouts in its own worker",
+    "recycle_episodes": "a training round must not depend on the rounds before it in the same worker",
+    "python": "the worker of a member steps its sub-environments",
 }
 
 

@@ -69,10 +69,13 @@ class Lineage:
             kept = rows_of(self._path.read_text(encoding="utf-8"))[:lines]
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise ConfigurationError(f"cannot go on with the lineage {self._path}: {reason}") from error
+            raise ConfigurationError(
+                f"the lineage {self._path} cannot be continued: {reason}. Restore the file, or name another one."
+            ) from error
         if len(kept) < lines:
             raise ConfigurationError(
-                f"the lineage {self._path} has {len(kept)} lines, and the checkpoint is of {lines}"
+                f"the lineage {self._path} must have at least {lines} lines as in the checkpoint, got {len(kept)}. "
+                "Restore the file, or name another one."
             )
         with self._on_disk(), replacing(self._path) as draft:
             draft.write_text("".join(map(self._sealed.line, kept)), encoding="utf-8")
@@ -108,7 +111,7 @@ class Lineage:
             self.close()
             raise ParenvError(
                 f"the lineage {self._path} cannot be written: {error.strerror}. "
-                "Make room on the disk, and go on from a checkpoint."
+                "Make room on the disk, and continue from a checkpoint."
             ) from error
 
 

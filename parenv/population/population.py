@@ -156,11 +156,11 @@ class Population(SessionHolder[PopulationSession]):
         criteria = options_of("stop", stop, Stop)
         if criteria.evaluation_return < math.inf:
             raise ConfigurationError(
-                "Stop.evaluation_return is for pools: a population has no evaluations. "
-                f"Use Stop(mean_return={criteria.evaluation_return:g}), which is compared with the members' scores"
+                "Stop.evaluation_return needs a pool, because a population has no evaluations. Use "
+                f"Stop(mean_return={criteria.evaluation_return:g}), which is compared with the members' scores."
             )
         # The stream compares the score of each report, and ends with the first member that reaches the criterion.
-        return stream(criteria, self._using, PopulationSession.next, lambda report: report.score)
+        return stream(criteria, self._using, PopulationSession.next, lambda _, report: report.score)
 
     def member(self, number: int) -> Member:
         """Make a member in this process, with its state after its last training round, or its parent's if it is a copy.
@@ -169,13 +169,17 @@ class Population(SessionHolder[PopulationSession]):
             ConfigurationError: There is no such member, or it has not had a training round.
         """
         if number not in range(self.size):
-            raise ConfigurationError(f"there is no member {number!r}: the population has 0 to {self.size - 1}")
+            raise ConfigurationError(f"the number of a member must be 0 to {self.size - 1}, got {number!r}")
         with self._using() as session:
             return session.member(number)
 
     def statistics(self) -> PopulationStatistics:
         """Return statistics since the start."""
         return self._session.statistics()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the statistics as a flat dict for a logger, see :meth:`parenv.AsyncWorkerPool.metrics`."""
+        return self.statistics().metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a run: members, scores and hyper-parameters, for :func:`parenv.save_checkpoint`.

@@ -17,6 +17,7 @@ import numpy as np
 
 from parenv.envs.seeding import evolution_seed
 from parenv.experience.episodes import NO_EPISODES, EpisodeStatistics
+from parenv.experience.metrics import POPULATION, metrics_of
 from parenv.population.selection import Evolve, Range
 
 SECONDS = ("switching_seconds", "learning_seconds", "fitness_seconds")
@@ -77,7 +78,7 @@ class Report:
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> Report:
         """Make a report from plain data."""
-        return cls(**{**data, "episodes": EpisodeStatistics.of(*data["episodes"])})
+        return cls(**{**data, "episodes": EpisodeStatistics.of_columns(*data["episodes"])})
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class PopulationStatistics:
         switching_seconds: Seconds of the workers for making members, and for reading and writing their states.
         learning_seconds: Seconds of the workers for acting, stepping and ``learn``.
         fitness_seconds: Seconds of the workers for measuring.
+        best_score: Highest score of a member, NaN without any.
+        mean_score: Mean score of the members that have been measured since they were copied, NaN without any.
 
     >>> PopulationStatistics(env_steps=640, turns=10).copies
     0
@@ -112,6 +115,12 @@ class PopulationStatistics:
     switching_seconds: float = 0.0
     learning_seconds: float = 0.0
     fitness_seconds: float = 0.0
+    best_score: float = math.nan
+    mean_score: float = math.nan
+
+    def metrics(self) -> dict[str, float]:
+        """Return the statistics as a flat dict, see :meth:`parenv.AsyncWorkerPool.metrics`."""
+        return metrics_of(POPULATION, self)
 
     def after(self, report: Report) -> PopulationStatistics:
         """Return the statistics after one more training round."""

@@ -20,7 +20,10 @@ class _Bounds:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ConfigurationError(f"{self} must be two finite numbers, the smaller one first")
+            raise ConfigurationError(
+                f"the bounds of {type(self).__name__} must be two finite numbers, the smaller one first, got "
+                f"{self.low!r} and {self.high!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class LogUniform(_Bounds):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low <= 0:
-            raise ConfigurationError(f"{self} has no logarithm at low={self.low}: use Uniform, or a positive one")
+            raise ConfigurationError(f"LogUniform.low must be positive, got {self.low!r}. Raise it, or use Uniform.")
 
     def sample(self, generator: np.random.Generator) -> float:
         """Draw a first value."""
@@ -92,8 +95,8 @@ def checked_ranges(hyperparameters: Any) -> dict[str, Range]:
     for name, range_ in hyperparameters.items():
         if not isinstance(name, str) or not isinstance(range_, Range):
             raise ConfigurationError(
-                f"the hyper-parameter {name!r} must be a name with a range, Uniform(low, high) or LogUniform(low, "
-                f"high), got {range_!r}"
+                "hyperparameters must map names to ranges, Uniform(low, high) or LogUniform(low, high), got "
+                f"{name!r}: {range_!r}"
             )
     return dict(hyperparameters)
 
@@ -108,7 +111,7 @@ def check_values(values: Any, ranges: Mapping[str, Range], whose: str) -> dict[s
         raise ConfigurationError(f"{whose} must have values for {', '.join(map(repr, ranges))}, got {values!r}")
     for name, value in values.items():
         if not isinstance(value, int | float) or not ranges[name].low <= value <= ranges[name].high:
-            raise ConfigurationError(f"{whose} has {name}={value!r}, which is outside {ranges[name]}")
+            raise ConfigurationError(f"{whose}[{name!r}] must be within {ranges[name]}, got {value!r}")
     return {name: float(value) for name, value in values.items()}
 
 
@@ -151,8 +154,8 @@ class Tournament:
         """
         if self.size >= size:
             raise ConfigurationError(
-                f"in a population of {size} a member cannot meet Tournament.size={self.size} others: use at most "
-                f"size={size - 1}"
+                f"Tournament.size must be at most {size - 1} in a population of {size}, because a member is compared "
+                f"with others, got {self.size}"
             )
 
     def parents(self, due: Sequence[int], scores: Scores, generator: np.random.Generator) -> dict[int, int]:
@@ -210,8 +213,8 @@ class Generational:
         """
         if not int(self.fraction * size + 1e-9):
             raise ConfigurationError(
-                f"Generational.fraction={self.fraction:g} selects no member of a population of {size}: use at least "
-                f"{1 / size:.3g}"
+                f"Generational.fraction must be at least {1 / size:.3g} in a population of {size} to select a member, "
+                f"got {self.fraction:g}"
             )
 
     def parents(self, due: Sequence[int], scores: Scores, generator: np.random.Generator) -> dict[int, int]:
@@ -247,4 +250,4 @@ def _check(evolve: Any) -> None:
     if not 0.0 < evolve.perturb < 1.0:
         raise ConfigurationError(f"{kind}.perturb must be between 0 and 1, got {evolve.perturb!r}")
     if not 0.0 <= evolve.resample <= 1.0:
-        raise ConfigurationError(f"{kind}.resample must be a probability, got {evolve.resample!r}")
+        raise ConfigurationError(f"{kind}.resample must be a probability from 0 to 1, got {evolve.resample!r}")

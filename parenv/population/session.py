@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -14,7 +15,6 @@ from parenv.errors import ConfigurationError, HostLostError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
-from parenv.memory.status_slot import StatusSlot
 from parenv.pool.session_holder import Session
 from parenv.population.arguments import PopulationPlan
 from parenv.population.lineage import Lineage
@@ -29,12 +29,12 @@ from parenv.population.schedule import (
     TrainingRound,
 )
 from parenv.process.free_memory import check_fits, in_words
-from parenv.protocol.messages import Failure, Layout
+from parenv.protocol.messages import Failure
+from parenv.supervision.calls import start_workers
 from parenv.supervision.failures import from_failure
-from parenv.supervision.launch import inline_placement, local_launch, worker_placement
 from parenv.supervision.questions import Question
-from parenv.supervision.supervisor import Back, Event, Lost, Product, Supervisor
-from parenv.supervision.workers import FOREVER_S, Workers
+from parenv.supervision.supervisor import Back, Event, Lost, Supervisor
+from parenv.supervision.workers import FOREVER_S
 from parenv.worker.member import Member, made, restore
 
 _log = logging.getLogger("parenv")
@@ -82,14 +82,21 @@ class PopulationSession(Session):
 
     def statistics(self) -> PopulationStatistics:
         """Return the statistics."""
-        return replace(self._figures, worker_restarts=self._supervisor.restarts)
+        scores = [score for score in self.schedule.scores.values() if not math.isnan(score)]
+        return replace(
+            self._figures,
+            worker_restarts=self._supervisor.restarts,
+            best_score=max(scores, default=math.nan),
+            mean_score=sum(scores) / len(scores) if scores else math.nan,
+        )
 
     def member(self, number: int) -> Member:
         """Make a member in this process, with its present state."""
         one = self.schedule.members[number]
         if one.place == NOWHERE:
             raise ConfigurationError(
-                f"member {number} has not had a training round yet, and has no state. Ask for it after its first report"
+                f"member {number} has no state before its first training round. Call member({number}) after its first "
+                "report."
             )
         member = made(self.plan.job.make_member, number, one.hyperparameters)
         restore(member, self._places.read(one.place))
@@ -110,12 +117,14 @@ class PopulationSession(Session):
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of another population."""
         if self._figures.turns or self._in_progress:
-            raise ConfigurationError("load_state_dict is for a population that has not been asked for anything yet")
+            raise ConfigurationError(
+                "load_state_dict needs a population that has not begun to train. Make a new population."
+            )
         for name, mine in self.plan.about.items():
             if state["about"].get(name) != mine:
                 raise ConfigurationError(
-                    f"the state is of a population with {name}={state['about'].get(name)!r}, and this one has "
-                    f"{mine!r}: make it with the same arguments and the same seed"
+                    f"{name} must be {state['about'].get(name)!r} as in the state, but the population has {mine!r}. "
+                    "Make the population with the same arguments and the same seed."
                 )
         self._lineage.go_on(state["lineage"])
         for place, content in state["states"].items():
@@ -180,7 +189,7 @@ class PopulationSession(Session):
             answer["state_bytes"] = self._places.write(begun.target, answer.pop("state"))
         self._check_memory(int(answer["state_bytes"]))
         about = {
-            "episodes": EpisodeStatistics.of(*answer["episodes"]),
+            "episodes": EpisodeStatistics.of_columns(*answer["episodes"]),
             "mean_return": answer["mean_return"],
             "metrics": answer["metrics"],
             **dict(zip(SECONDS, answer["seconds"], strict=True)),
@@ -203,7 +212,7 @@ class PopulationSession(Session):
                 self._report(event)
         self._figures = self._figures.plus(evolving_seconds=time.perf_counter() - began)
         if self.schedule.all_died and self._died_of is not None:
-            self._died_of.add_note(f"All {self.plan.size} members of the population have died; this is the last.")
+            self._died_of.add_note(f"All {self.plan.size} members of the population have died. This is the last error.")
             raise self._died_of
 
     def _report(self, report: Report) -> None:
@@ -212,7 +221,7 @@ class PopulationSession(Session):
         self._reports.append(report)
         if report.error:
             about = report.member, report.turn, report.error
-            _log.warning("member %s has died in its training round %s and is replaced when it is due: %s", *about)
+            _log.warning("member %s died in its training round %s and will be replaced: %s", *about)
 
     def _check_memory(self, member_bytes: int) -> None:
         if member_bytes <= self._figures.member_bytes:
@@ -237,22 +246,12 @@ def _opened(
     """
     job = plan.job
     named = {"env_fn": job.factories, "make_member": job.make_member, "learn": job.learn, "fitness": job.fitness}
-    with_launch = local_launch(job, named, inline=plan.inline, optimizers=True)
     with contextlib.ExitStack() as stack:
         places = MemberPlaces(len(job.shares))
         memory = SharedMemory(places.offset(num_places))
         stack.callback(memory.close)
         places.buffer = memory.map()
-        progress = [StatusSlot(places.buffer, worker) for worker in range(len(job.shares))]
-        where = inline_placement(lambda: job) if plan.inline else worker_placement(plan.placement, None, job.options)
-        workers = Workers(where, progress, job.shares)
-        launch = with_launch(memory.fd)
-        # A worker begins when it gets its layout, whose fields are empty because no rollout leaves the worker.
-        layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]
-        product = Product(lambda _: launch, lambda worker: [layouts[worker]], processes=not plan.inline)
-        supervisor = Supervisor(workers, job.options, product)
-        stack.callback(supervisor.close, job.options.close_timeout_s)
-        supervisor.start()
-        for worker, layout in enumerate(layouts):
-            workers.say(worker, layout)
+        supervisor = start_workers(
+            stack, job, named, memory, inline=plan.inline, placement=plan.placement, optimizers=True
+        )
         return stack.pop_all(), memory, places, supervisor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -48,6 +49,9 @@ class Learner(NamedTuple):
     local_world_size: int = 1
 
 
+LONE_LEARNER = Learner()
+
+
 def this_learner() -> Learner:
     """Return this process's place among the learners, from ``torch.distributed`` or from torchrun's environment."""
     local = _number("LOCAL_WORLD_SIZE")
@@ -70,18 +74,78 @@ def own_file(path: str | os.PathLike[str]) -> Path:
 def _number(variable: str) -> int:
     text = os.environ.get(variable, "0")
     if not text.isdecimal():
-        raise ConfigurationError(f"the environment variable {variable} must be a number, got {text!r}. Unset it")
+        raise ConfigurationError(f"the environment variable {variable} must be a number, got {text!r}. Unset it.")
     return int(text)
 
 
-def own_cores(workers: int) -> tuple[int, ...] | None:
-    """Return a core for each worker if there are exactly as many cores as workers, else ``None``.
+CoreSets = tuple[tuple[int, ...], ...]
 
-    Without this the scheduler sometimes puts two workers on one core, because they wake at the same time and run for
-    less than a millisecond.
+
+def own_cores(workers: int, threads: int = 1, alone: bool = False) -> CoreSets | None:
+    """Return the cores of each worker of this process, or ``None`` if each may use all, see :func:`core_sets`.
+
+    Args:
+        workers: Number of workers.
+        threads: Number of threads of each worker.
+        alone: Whether a worker may have a core for itself, because this process only waits meanwhile.
     """
     cores = sorted(os.sched_getaffinity(0))
-    return tuple(cores) if len(cores) == workers == usable_cores() else None
+    single = cores if alone and threads == 1 and len(cores) == usable_cores() else []
+    nodes = [node for node in numa_nodes(cores) if len(node) >= threads]
+    return core_sets(single, nodes, workers, this_learner())
+
+
+def core_sets(
+    cores: Sequence[int], nodes: Sequence[Sequence[int]], workers: int, learner: Learner = LONE_LEARNER
+) -> CoreSets | None:
+    """Return the cores of each worker, or ``None`` if each may use all.
+
+    If there are exactly as many cores as workers, each worker gets one. Without this the scheduler sometimes puts two
+    workers on one core, because they wake at the same time and run for less than a millisecond.
+
+    If cores are on several NUMA nodes, each worker gets the cores of one node, so its memory stays on that node. The
+    workers of all learners on the machine are distributed among the nodes by their numbers of cores.
+
+    Args:
+        cores: Cores that workers may have alone.
+        nodes: Usable cores of each NUMA node.
+        workers: Number of workers of this learner.
+        learner: This learner.
+
+    >>> core_sets(range(2), [range(2)], workers=2), core_sets(range(4), [range(4)], workers=2)
+    (((0,), (1,)), None)
+    >>> core_sets(range(4), [[0, 1], [2, 3]], workers=3)
+    ((0, 1), (0, 1), (2, 3))
+    """
+    if workers and len(cores) == workers:
+        return tuple((core,) for core in cores)
+    rank, _, local = learner
+    total = workers * local
+    if len(nodes) < 2 or total < len(nodes):
+        return None
+    of_cores = [tuple(node) for node in nodes for _ in node]
+    first = rank % local * workers
+    return tuple(of_cores[worker * len(of_cores) // total] for worker in range(first, first + workers))
+
+
+def numa_nodes(cores: Collection[int], folder: str = "/sys/devices/system/node") -> list[list[int]]:
+    """Return the given cores of each NUMA node that has some. An empty list if the system does not describe nodes."""
+    numbers = sorted(int(path.name.removeprefix("node")) for path in Path(folder).glob("node[0-9]*"))
+    nodes = [sorted(_cores_of(_text(f"{folder}/node{number}/cpulist")) & {*cores}) for number in numbers]
+    return [node for node in nodes if node]
+
+
+def _cores_of(text: str) -> set[int]:
+    """Return the cores of a list in the format of Linux.
+
+    >>> _cores_of("0-2,8")
+    {0, 1, 2, 8}
+    """
+    found = set[int]()
+    for part in text.strip().split(",") if text.strip() else ():
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _container_limit() -> float:

@@ -35,7 +35,7 @@ def make_room(num_workers: int) -> None:
         raise OSError(
             errno.EMFILE,
             f"num_workers={num_workers} needs {needed} file descriptors, but this process may open only "
-            f"{max(0, free)} more (hard limit: {hard}). Raise the limit with `ulimit -Hn`, or use fewer workers",
+            f"{max(0, free)} more (hard limit: {hard}). Raise the limit with `ulimit -Hn`, or use fewer workers.",
         )
 
 
@@ -62,7 +62,7 @@ def check_free(count: int) -> None:
         for _ in range(count):
             opened.append(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
-        message = f"{count} file descriptors must be free, got {len(opened)}. Close files, or raise `ulimit -n`"
+        message = f"{count} file descriptors must be free, got {len(opened)}. Close files, or raise `ulimit -n`."
         raise OSError(error.errno, message) from None
     finally:
         for descriptor in opened:

@@ -44,6 +44,7 @@ from parenv.process.lines import Lines
 WORKER_VARIABLE = "PARENV_WORKER_PID"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
+_OF_THIS_INTERPRETER = {"PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV"}
 
 
 class PoolGroup:
@@ -251,6 +252,8 @@ def _run_child(
 ) -> NoReturn:
     def begin() -> None:
         become_child()
+        if "command" in arguments:
+            _become_program(shared, **arguments)
         if shared["spawn"]:
             _become_interpreter(shared, arguments, descriptors)
         if os.environ != shared["environment"]:  # Seldom: each assignment copies a page.
@@ -275,6 +278,23 @@ def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descr
     options = [f"-W{option}" for option in sys.warnoptions]
     environment = {**shared["environment"], WORKER_VARIABLE: str(os.getpid())}
     os.execve(sys.executable, [sys.executable, *options, "-c", command], environment)
+
+
+def _become_program(shared: dict[str, Any], command: list[str], environment: dict[str, str]) -> NoReturn:
+    """Replace this process by another program, such as another Python interpreter or a container.
+
+    It inherits no descriptors. Variables of this interpreter, which would lead another one to the wrong packages, are
+    left out unless the user has set them.
+
+    Args:
+        shared: Launch data of all workers.
+        command: Program and its arguments.
+        environment: Environment variables that the user has set.
+    """
+    with contextlib.suppress(OSError):
+        os.chdir(shared["directory"])
+    inherited = {name: value for name, value in shared["environment"].items() if name not in _OF_THIS_INTERPRETER}
+    os.execvpe(command[0], command, {**inherited, **environment, WORKER_VARIABLE: str(os.getpid())})
 
 
 def run_entry(
@@ -319,9 +339,9 @@ def _import_all(modules: list[str]) -> str | None:
     if not begun or _threads_after_a_fork() == 1:
         return None
     return (
-        f"importing {' and '.join(begun)} has started threads, and a process with threads cannot be forked safely: "
-        "a lock that a thread holds stays locked in every worker. Remove it from WorkerOptions.preload, or use "
-        'start_method="spawn". Each worker then imports it by itself'
+        f"WorkerOptions.preload must not start threads, but importing {' and '.join(begun)} does. A lock that a thread "
+        "holds during a fork stays locked in every worker. Remove the module from preload, or use "
+        'start_method="spawn". Each worker then imports it by itself.'
     )
 
 

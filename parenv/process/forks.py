@@ -43,5 +43,5 @@ class Owner:
             return ""
         return (
             f"{self._what} belongs to process {self._pid} and cannot be used in its forked child (pid {_Here.pid}). "
-            "Make another one here, or use it in the parent"
+            "Make another one in the child, or use it in the parent."
         )

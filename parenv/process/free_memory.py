@@ -32,7 +32,7 @@ def check_fits(what: str, needed: int, of: str, remedy: str) -> None:
     free = free_bytes()
     if needed <= WARNING_SHARE * free:
         return
-    message = f"{what} needs {in_words(needed)} of memory, and {in_words(free)} are free: {of}. For less: {remedy}"
+    message = f"{what} needs {in_words(needed)} of memory, but {in_words(free)} are free: {of}. Use {remedy}."
     if needed > free:
         raise ConfigurationError(message)
     _log.warning("%s", message)

@@ -35,7 +35,7 @@ class ForkServerSpec:
 
     Args:
         preload: Modules to import before workers are forked.
-        environment: Environment variables in addition to those of the main process.
+        environment: Environment variables, in addition to the main process's own.
         threads: Number of threads per worker.
         spawn: Whether workers become fresh interpreters. The fork server then imports nothing.
     """
@@ -91,6 +91,7 @@ class Launcher:
     def pid(self, handle: int) -> int:
         """Return the process id, or -1 until the fork server has reported it, before the process does anything."""
         if handle not in self._pids:
+            # The lines are only peeked at, because events() must still see the ends of processes among them.
             self._pids.update(line["started"] for line in self._lines.peek() if "started" in line)
         return self._pids.get(handle, -1)
 
@@ -260,7 +261,7 @@ def _open_session(spec: ForkServerSpec, theirs: socket.socket) -> _ForkServerPro
     with _fork_servers_lock:
         if _is_ending:
             raise RuntimeError(
-                "no worker can be started while the interpreter is ending. Join the thread before the main thread ends"
+                "no worker can be started while the interpreter is ending. Join the thread before the main thread ends."
             )
         fork_server = _fork_servers.get(spec)
         if fork_server is not None and fork_server.alive:
@@ -295,8 +296,13 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def thread_variables(threads: int) -> dict[str, str]:
+    """Return the environment variables that limit the threads of numerical libraries."""
+    return dict.fromkeys(_THREAD_VARIABLES, str(threads))
+
+
 def _environment(spec: ForkServerSpec) -> dict[str, str]:
-    return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(spec.threads)), **dict(spec.environment)}
+    return {**os.environ, **thread_variables(spec.threads), **dict(spec.environment)}
 
 
 def _sys_path() -> list[str]:

@@ -69,6 +69,7 @@ class Spinner:
         if self._waits_are_long or self._saved_s < 0.0:
             return False
         number, until = self._number, began + self._limit_s
+        # A look at shared memory is much faster than poll(0), which is a system call.
         while not (heard := number[0] != seen) and time.perf_counter() < until:
             pass
         spun_s = time.perf_counter() - began

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -12,6 +14,8 @@ STACK_SIGNAL = signal.SIGUSR1
 """Signal that makes a worker write its stack to its pipe, even if native code holds the GIL."""
 STACK_TIMEOUT_S = 15.0
 """Seconds that a worker has to write its stack. The driver does not wait if it is stopped or ignores the signal."""
+PIPE_BYTES = 1 << 20
+"""Size of the pipe, which holds the stacks of some hundred workers."""
 LOOK_S = 0.05
 """Seconds between two checks whether the worker is still writing."""
 
@@ -25,7 +29,12 @@ class StackPipe:
 
     def __init__(self) -> None:
         self._read, self.descriptor = os.pipe()
-        os.set_blocking(self._read, False)
+        # All workers have the other end, so a blocking read would not return when one of them dies.
+        # A scheduler may send the signal to every process of a job. No worker may wait then until its stack is read.
+        for end in (self._read, self.descriptor):
+            os.set_blocking(end, False)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._poll = select.poll()
         self._poll.register(self._read, select.POLLIN)
 

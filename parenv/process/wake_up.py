@@ -232,7 +232,7 @@ def sleep(signals: StepSignals, poller: Poller, timeout_s: float) -> list[tuple[
         timeout_s: Time limit in seconds.
 
     Returns:
-        What the poller returns.
+        Result of the poller.
     """
     signals.sleeping[0] = 1
     # See Answers.notify, which does the same in the other order.

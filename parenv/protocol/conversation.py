@@ -8,7 +8,7 @@ from parenv.protocol.messages import DRIVER, TRANSITIONS, WORKER, Failure, Messa
 __all__ = ["DRIVER", "WORKER", "Conversation"]
 
 ANSWERING = {State.RUNNING, State.STEPPING, State.FAILED, State.CLOSING}
-"""Where a failed call or step is an answer like any other, and changes nothing."""
+"""States in which a failed call or step is an answer, and does not change the state."""
 
 
 class Conversation:
@@ -18,15 +18,15 @@ class Conversation:
         self.state = State.STARTING
 
     def say(self, role: str, message: Message) -> Message:
-        """Check that ``role`` may say ``message`` now, and move on.
+        """Check that ``role`` may send ``message`` in the present state, and change to the next state.
 
         Raises:
-            ProtocolError: it may not.
+            ProtocolError: The message is not allowed.
         """
         following = TRANSITIONS.get((self.state, role, type(message)))
         if isinstance(message, Failure) and message.call >= 0:
             following = self.state if self.state in ANSWERING and role == WORKER else None
         if following is None:
-            raise ProtocolError(f"the {role} may not say {type(message).__name__} while {self.state.value}")
+            raise ProtocolError(f"the {role} must not send {type(message).__name__} in the state {self.state.value!r}")
         self.state = following
         return message

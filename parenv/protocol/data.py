@@ -1,7 +1,7 @@
-"""Plain values as JSON and raw buffers: what may leave a worker, since nothing it sends is ever unpickled.
+"""Encoding of plain values as JSON and raw buffers. Nothing that a worker sends is unpickled.
 
-``None``, booleans, numbers, strings, bytes, lists, tuples, dicts, numpy arrays and scalars, and Gymnasium's
-``GraphInstance``, spaces, random generators and environment specs, nested in any way.
+Plain values are ``None``, booleans, numbers, strings, bytes, lists, tuples, dicts, numpy arrays and scalars, and
+Gymnasium's ``GraphInstance``, spaces, random generators and environment specs. They can be nested in any way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from parenv.memory.spaces import MAX_SPACE_BYTES, cost, describe, rebuild
 
 Buffer = bytes | bytearray | memoryview
 MAX_DEPTH = 64
-"""Lists in lists, and what else may hold something."""
+"""Maximum depth of nesting, of lists, tuples and dicts."""
 MAX_INTEGER_DIGITS = 4300
-"""More of them Python does not read."""
+"""Maximum number of digits of an integer. Python refuses to parse longer ones."""
 MAX_KEYS_OF_ONE_HASH = 256
-"""In one dict. A grid of coordinates has 2 to the number of its dimensions, since -1 and -2 have the same hash."""
+"""Maximum number of keys with one hash in a dict. A grid of coordinates in ``n`` dimensions can have ``2**n`` of them,
+because -1 and -2 have the same hash."""
 _PLAIN = (bool, int, float, str, type(None))
 _BIT_GENERATORS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -50,14 +51,14 @@ def pack(value: Any, views: bool = False) -> tuple[bytes, list[Buffer]]:
     """Encode a plain value.
 
     Args:
-        value: it.
-        views: whether the buffers of arrays are, where they can be, those arrays themselves, and no copies.
+        value: Plain value.
+        views: Whether to return the memory of C-contiguous arrays itself as their buffers. Default: no, return copies.
 
     Returns:
         JSON text and the raw buffers that it refers to by index.
 
     Raises:
-        NotDataError: the value holds something that is not plain data; the message says where.
+        NotDataError: A part of the value is not plain data. The message contains the place.
 
     >>> unpack(*pack({"a": (1, None), "b": np.arange(3)}))
     {'a': (1, None), 'b': array([0, 1, 2])}
@@ -77,16 +78,16 @@ def is_data(value: Any, most_bytes: float = math.inf) -> bool:
 
 
 def unpack(text: Buffer, buffers: Sequence[Buffer], writable: bool = False) -> Any:
-    """Decode what :func:`pack` made.
+    """Decode the result of :func:`pack`.
 
     Args:
-        text: as :func:`pack` gave it.
-        buffers: likewise.
-        writable: whether arrays can be written to: views of buffers that can, and copies of others; otherwise they are
+        text: JSON text of :func:`pack`.
+        buffers: Buffers of :func:`pack`.
+        writable: Whether to return writable arrays, which are copies if their buffer is read-only. Default: no, return
             views.
 
     Raises:
-        ProtocolError: the text or a buffer is malformed, or the spaces in it take more than
+        ProtocolError: The text or a buffer is malformed, or the spaces in it take more than
             :data:`~parenv.memory.spaces.MAX_SPACE_BYTES` bytes.
     """
     try:
@@ -96,7 +97,7 @@ def unpack(text: Buffer, buffers: Sequence[Buffer], writable: bool = False) -> A
         taking.writable = writable
         value = _unpack(json.loads(str(text, "utf-8")), taking, 0)
         if taking.taken != len(buffers):
-            raise ValueError(f"it comes with {len(buffers)} buffers and refers to {taking.taken}")
+            raise ValueError(f"the text refers to {taking.taken} buffers, but the message has {len(buffers)}")
         return value
     except Exception as error:
         raise ProtocolError(f"malformed data in a message: {error}") from error
@@ -105,10 +106,10 @@ def unpack(text: Buffer, buffers: Sequence[Buffer], writable: bool = False) -> A
 def _pack(value: Any, buffers: _Buffers, where: str, depth: int) -> Any:
     if type(value) in _PLAIN:
         if type(value) is int and not _LEAST_INTEGER <= value <= _LARGEST_INTEGER:
-            raise NotDataError(f"{where} is an integer of more than {MAX_INTEGER_DIGITS} digits, which cannot travel")
+            raise NotDataError(f"{where} must be an integer of at most {MAX_INTEGER_DIGITS} digits to be sent")
         return value
     if depth > MAX_DEPTH:
-        raise NotDataError(f"{where} is nested more than {MAX_DEPTH} deep")
+        raise NotDataError(f"{where} must be nested at most {MAX_DEPTH} deep")
     if type(value) is list:
         return [_pack(item, buffers, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     return _pack_tagged(value, buffers, where, depth)
@@ -150,7 +151,9 @@ def _pack_tagged(value: Any, buffers: _Buffers, where: str, depth: int) -> dict[
 def _pack_array(value: np.ndarray[Any, Any] | np.generic, buffers: _Buffers, where: str) -> dict[str, Any]:
     array = np.asarray(value)
     if array.dtype.kind not in _KINDS:
-        raise NotDataError(f"{where} is an array of dtype {array.dtype}, which is not plain data.")
+        raise NotDataError(
+            f"{where} is an array of dtype {array.dtype}, which is not plain data. Convert it to numbers or strings."
+        )
     can_be_viewed = buffers.views and array.size and array.flags.c_contiguous
     buffers.append(array.reshape(-1).view(np.uint8).data if can_be_viewed else array.tobytes())
     tag = "scalar" if isinstance(value, np.generic) else "array"
@@ -167,7 +170,7 @@ class _Buffers(list[Buffer]):
 
     def take(self, index: Any) -> Buffer:
         if index != self.taken:
-            raise ValueError(f"it refers to buffer {index!r} where buffer {self.taken} follows")
+            raise ValueError(f"buffers must be referred to in order: expected buffer {self.taken}, got {index!r}")
         buffer = self[self.taken]
         self.taken += 1
         return buffer
@@ -177,11 +180,11 @@ def _unpack(node: Any, buffers: _Buffers, depth: int) -> Any:
     if type(node) is not list and type(node) is not dict:
         return node
     if depth > MAX_DEPTH:
-        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        raise ValueError(f"a value must be nested at most {MAX_DEPTH} deep")
     if isinstance(node, list):
         return [item if type(item) in _PLAIN else _unpack(item, buffers, depth + 1) for item in node]
     if len(node) != 1:
-        raise ValueError("a tagged value has exactly one tag")
+        raise ValueError(f"a tagged value must have exactly one tag, got {len(node)}")
     ((tag, body),) = node.items()
     if tag == "dict":
         return _dict(body, buffers, depth + 1)
@@ -212,12 +215,15 @@ def _dict(body: Any, buffers: _Buffers, depth: int) -> dict[Any, Any]:
     else:
         found = {_unpack(key, buffers, depth): _unpack(item, buffers, depth) for key, item in body}
     if len(found) != len(body):
-        raise ValueError("a key comes twice in a dict")
+        raise ValueError("a dict contains the same key twice")
     return found
 
 
 def _large_dict(body: Any, buffers: _Buffers, depth: int) -> dict[Any, Any]:
-    """Looks at the hashes first: a dict of keys that were made to collide takes time quadratic in their number."""
+    """Decode a dict of many keys, and check their hashes first.
+
+    Keys that were made to collide would take a time that is quadratic in their number.
+    """
     pairs = [(_unpack(key, buffers, depth), _unpack(item, buffers, depth)) for key, item in body]
     if max(Counter(hash(key) for key, _ in pairs).values()) > MAX_KEYS_OF_ONE_HASH:
         raise ValueError(f"more than {MAX_KEYS_OF_ONE_HASH} keys of a dict have the same hash")
@@ -226,31 +232,31 @@ def _large_dict(body: Any, buffers: _Buffers, depth: int) -> dict[Any, Any]:
 
 @lru_cache(maxsize=256)
 def _dtype(text: str) -> np.dtype[Any]:
-    """Only what ``dtype.str`` gives: numpy reads other words too, among them those of structures and objects."""
+    """Return the dtype of a text that ``dtype.str`` can return. numpy also accepts texts for structures and objects."""
     if _DTYPE.fullmatch(text) and (dtype := np.dtype(text)).str == text:
         return dtype
-    raise ValueError(f"{text!r} is no dtype of plain data")
+    raise ValueError(f"{text!r} is not a dtype of plain data")
 
 
 def _array(body: Any, buffers: _Buffers) -> np.ndarray[Any, Any]:
     dtype, shape, index = body
     array = np.frombuffer(buffers.take(index), dtype=_dtype(dtype)).reshape(shape)
     if list(array.shape) != shape:
-        raise ValueError(f"{shape} is no shape")
+        raise ValueError(f"{shape} is not the shape of an array")
     return array.copy() if buffers.writable and not array.flags.writeable else array
 
 
 def _scalar(body: Any, buffers: _Buffers) -> Any:
     array = _array(body, buffers)
     if array.shape:
-        raise ValueError("a scalar has no shape")
+        raise ValueError(f"a scalar must have the shape (), got {array.shape}")
     return array[()]
 
 
 def _space(description: Any, buffers: _Buffers) -> Space[Any]:
     buffers.space_bytes += cost(description)
     if buffers.space_bytes > MAX_SPACE_BYTES:
-        raise ValueError(f"its spaces take more than {MAX_SPACE_BYTES} bytes")
+        raise ValueError(f"the spaces of a message must take at most {MAX_SPACE_BYTES} bytes")
     return rebuild(description)
 
 
@@ -268,6 +274,6 @@ def _generator(state: Any) -> np.random.Generator:
     # Numpy checks neither of the two positions, and reads memory outside the state with another one.
     position = state["state"]["pos"] if name == "MT19937" else state.get("buffer_pos", 0)
     if type(position) is not int or not 0 <= position <= _LAST_POSITION.get(name, 0):
-        raise ValueError(f"a {name} has no position {position!r}")
+        raise ValueError(f"the position of a {name} must be 0 to {_LAST_POSITION.get(name, 0)}, got {position!r}")
     bit_generator.state = state
     return np.random.Generator(bit_generator)

@@ -1,4 +1,4 @@
-"""Digests in files, by which a reader finds out that a file is damaged."""
+"""Digests in files, with which a reader notices that a file is damaged."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 from typing import Any
 
 SIZE = 8
-"""Bytes of a digest."""
+"""Size of a digest in bytes."""
 _SEAL = re.compile(r'"[0-9a-f]{16}"[]}]')
 _SEAL_LENGTH = 2 * SIZE + 3
 
 
 def new_digest(content: bytes | memoryview = b"") -> hashlib.blake2b:
-    """The digest of a content, to which more can be added."""
+    """Make the digest of a content, to which more can be added."""
     return hashlib.blake2b(content, digest_size=SIZE)
 
 
@@ -37,7 +37,7 @@ class SealedLines:
         self._digest = new_digest()
 
     def line(self, row: dict[str, Any] | list[Any]) -> str:
-        """The line of a row that is not empty."""
+        """Return the line of a non-empty row."""
         text = json.dumps(row, separators=(",", ":"))
         body = text[:-1] + (',"digest":' if isinstance(row, dict) else ",")
         self._digest.update(body.encode())
@@ -45,12 +45,12 @@ class SealedLines:
 
 
 def rows_of(text: str) -> list[Any]:
-    """The rows of a file, without a last line that was not written completely.
+    """Return the rows of a file, without a last line that was not written completely.
 
-    Files that were written before lines had digests are read without a check.
+    Old files, whose lines have no digests, are read without a check.
 
     Raises:
-        ValueError: a line is damaged.
+        ValueError: A line is damaged.
     """
     *lines, _ = text.split("\n")
     if not any(_SEAL.fullmatch(line[-_SEAL_LENGTH:]) for line in lines):

@@ -141,7 +141,7 @@ def _of_type(kind: type | UnionType, value: Any, where: str) -> Any:
     if object not in kinds and type(value) not in kinds:
         refuse(where, getattr(kind, "__name__", str(kind)), type(value).__name__)
     if type(value) is int and int in kinds and not LEAST_INTEGER <= value <= LARGEST_INTEGER:
-        raise ProtocolError(f"{where} is an integer of more than 64 bits")
+        raise ProtocolError(f"{where} must be an integer of at most 64 bits")
     return value
 
 

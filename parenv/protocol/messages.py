@@ -17,6 +17,8 @@ MAX_ENVS = 1 << 20
 """Maximum number of sub-environments of one worker."""
 RECORDS = [(int, shown, shown)]
 """Form of a list of env_ids with two texts each."""
+FAILURES = [(int, shown, shown, shown)]
+"""Form of a list of env_ids with an activity, an exception and a traceback each."""
 _SPACES = ([object], [int])
 
 
@@ -171,16 +173,17 @@ class Commit:
     Args:
         sequence: Number of the credit.
         objects: Values of spaces without a fixed size, which are not in the slot.
-        report: ``[env steps, metrics, episodes, table, in use]``. Env steps: ``None`` if the slot has them all.
-            Metrics of the loss by name. Episodes: returns, lengths, seconds and env_ids of whole episodes, else
-            ``None``. If policies have names: number of the table, and indices of policies in use; else 0 and nothing.
-        replaced: ``[env_id, doing, exception as text]`` of each sub-environment that was replaced.
+        report: ``[env steps, metrics, episodes, table, in use]``. Env steps: ``None`` if the slot has them all; for
+            parts of whole episodes, the number of rows. Metrics of the loss by name. Episodes: returns, lengths,
+            seconds, env_ids and reasons for the end of whole episodes in a gradient, else ``None``. If policies have
+            names: number of the table, and indices of policies in use; else 0 and nothing.
+        replaced: ``[env_id, doing, exception, traceback]`` of each sub-environment that was replaced, as texts.
     """
 
     sequence: int
     objects: Any = field(metadata=of(dict))
     report: Any
-    replaced: Any = field(metadata=of(RECORDS))
+    replaced: Any = field(metadata=of(FAILURES))
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ class Call:
     Args:
         sequence: Number of the call.
         method: ``"call"``, ``"get_attr"``, ``"set_attr"``, ``"evaluate"``, ``"load"``, ``"get_state"`` or
-            ``"set_state"``; of a population ``"turn"``; for stepping ``"reset"``,
+            ``"set_state"``; of a population ``"turn"``; of an evaluation ``"episode"``; for stepping ``"reset"``,
             ``"call"``, ``"set_attr"`` or ``"measure"``.
         arguments: Pickled arguments of the method.
         policy_version: Version of the policy that the call needs in shared memory, or -1.

@@ -1,4 +1,4 @@
-"""Plain forms of values that are not plain data themselves: what a worker sends of an ``Enum``, a set or a tensor."""
+"""Conversion of values to plain data, such as of an ``Enum``, a set or a tensor, before a worker sends them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from parenv.errors import NotDataError
 from parenv.protocol.data import MAX_DEPTH, is_data
 
 _WITHOUT_NUMPY = ("bfloat16", "float8")
-"""Names that floats begin with for which numpy has no dtype of its own; float32 holds all of them."""
+"""Beginnings of the names of float dtypes that numpy does not have. float32 can represent all of their values."""
 
 
 def as_data(value: Any) -> Any:
-    """A value that can leave a worker: itself, or its plain form.
+    """Return a value that a worker can send: the value itself, or its plain form.
 
     Raises:
-        NotDataError: it has none.
+        NotDataError: The value has no plain form.
 
     >>> import pathlib
     >>> as_data({"path": pathlib.PurePosixPath("a/b"), "seen": {3, 1}, "z": 1j})
@@ -33,10 +33,11 @@ def as_data(value: Any) -> Any:
 
 
 def plain_info(info: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, str]]:
-    """The plain form of an info.
+    """Return the plain form of an info.
 
     Returns:
-        It, without what has none; and where that was, ``infos['a']['b']``, with what it was.
+        The info without the values that have no plain form, and a dict that describes those by their place, such as
+        ``infos['a']['b']``.
     """
     left_out: dict[str, str] = {}
     return _plain_dict(info, "infos", 0, left_out), left_out
@@ -54,7 +55,7 @@ def _plain(value: Any, where: str, depth: int, left_out: dict[str, str] | None) 
         case set() | frozenset():
             return _in_order(_plain_list(value, where, depth))
         case int() | float() | str():
-            # What it is beside its own class, which may be an Enum too.
+            # An instance of a subclass, such as an IntEnum, becomes a number or text of the base class.
             if isinstance(value, bool | np.generic):
                 return value
             return next(base(value) for base in (int, float, str) if isinstance(value, base))
@@ -76,7 +77,7 @@ def _plain(value: Any, where: str, depth: int, left_out: dict[str, str] | None) 
 
 
 def _array(value: Any) -> Any:
-    """An array of numbers of an array or tensor of any library, or nothing."""
+    """Return an array or tensor of any library as a numpy array of numbers, or ``None``."""
     try:
         value = value.detach().cpu() if hasattr(value, "detach") else value
         name = str(value.dtype).rpartition(".")[2]
@@ -106,7 +107,7 @@ def _plain_list(value: Iterable[Any], where: str, depth: int) -> list[Any]:
 
 
 def _in_order(items: list[Any]) -> list[Any]:
-    """In one that does not depend on the process."""
+    """Return the items of a set in an order that is the same in every process."""
     try:
         return sorted(items)
     except Exception:
@@ -115,5 +116,5 @@ def _in_order(items: list[Any]) -> list[Any]:
 
 def _inner(value: Any, where: str, depth: int, left_out: dict[str, str] | None = None) -> Any:
     if depth == MAX_DEPTH:
-        raise NotDataError(f"{where} is nested more than {MAX_DEPTH} deep")
+        raise NotDataError(f"{where} must be nested at most {MAX_DEPTH} deep")
     return _plain(value, where, depth + 1, left_out)

@@ -1,4 +1,4 @@
-"""Tensors in plain data: as bytes, so that those of any dtype can lie anywhere."""
+"""Conversion of tensors to plain data and back. They become bytes, so all dtypes are supported."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TENSOR = "torch.Tensor"
 
 
 def without_tensors(value: Any, where: str, other: Callable[[Any, str], Any] = lambda value, where: value) -> Any:
-    """A value in which tensors are plain data.
+    """Return a value with its tensors as plain data.
 
     Args:
-        value: tensors, and what else there is, in mappings, lists and tuples.
-        where: what it is called in messages.
-        other: makes plain data of what is no tensor, given that and where it is.
+        value: Tensors and other values, nested in mappings, lists and tuples.
+        where: Name of the value in messages.
+        other: Function ``(value, name) -> plain data`` for values that are not tensors. Default: return the value.
     """
     if hasattr(value, "detach"):
         import torch
@@ -32,16 +32,18 @@ def without_tensors(value: Any, where: str, other: Callable[[Any, str], Any] = l
 
 
 def with_tensors(value: Any) -> Any:
-    """The inverse of :func:`without_tensors`; on the CPU, over the memory of arrays where they can be written.
+    """Return a value with tensors on the CPU, the inverse of :func:`without_tensors`.
+
+    Tensors share the memory of writable arrays.
 
     Raises:
-        ProtocolError: a tensor has a dtype that torch does not have.
+        ProtocolError: A tensor has a dtype that torch does not have.
     """
     if isinstance(value, dict):
         if value.keys() == {_TENSOR}:
             import torch
 
-            if not isinstance(value[_TENSOR], list):  # As checkpoints had it before.
+            if not isinstance(value[_TENSOR], list):  # Older checkpoints contain the array itself.
                 return torch.tensor(value[_TENSOR])
             dtype, shape, raw = value[_TENSOR]
             if (kind := _dtypes().get(str(dtype))) is None:
@@ -57,7 +59,7 @@ def with_tensors(value: Any) -> Any:
 
 @cache
 def _dtypes() -> dict[str, Any]:
-    """The dtypes of torch by name: a file or a host names one, and must not reach any other attribute of torch."""
+    """Return the dtypes of torch by name. Files and hosts choose one, and must not reach other attributes of torch."""
     import torch
 
     found = (value for value in vars(torch).values() if isinstance(value, torch.dtype))

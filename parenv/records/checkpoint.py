@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from parenv.errors import ConfigurationError, NotDataError, ProtocolError
@@ -57,7 +58,7 @@ def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
                     digest.update(piece)
             file.write(digest.digest())
     except OSError as error:
-        why = f"{error.strerror}, so that the checkpoint is not written; what was there is as it was"
+        why = f"{error.strerror}, so the checkpoint was not written, and an older file is unchanged"
         raise OSError(error.errno, why, str(target)) from None
 
 
@@ -74,7 +75,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Any:
             (length,) = _LENGTH.unpack_from(content, at)
             at += _LENGTH.size + length
             if at > len(content):
-                raise ProtocolError("it is cut off")
+                raise ProtocolError("the file is cut off")
             parts.append(content[at - length : at])
         return with_tensors(unpack(parts[0], parts[1:], writable=True))
     except (ProtocolError, struct.error, IndexError) as error:
@@ -96,9 +97,9 @@ def _checked(content: memoryview) -> memoryview:
     if magic == _WITHOUT_DIGEST:
         return rest
     if magic != _MAGIC:
-        raise ProtocolError("it does not begin as one")
+        raise ProtocolError("the file was not written by save_checkpoint")
     if new_digest(rest[:-SIZE]).digest() != rest[-SIZE:]:
-        raise ProtocolError("its content does not match its digest")
+        raise ProtocolError("the content does not match its digest")
     return rest[:-SIZE]
 
 
@@ -120,14 +121,22 @@ def pool_state(session: PoolSession) -> dict[str, Any]:
     }
 
 
-def resume_pool(session: PoolSession, state: Mapping[str, Any]) -> list[str]:
+def resume_pool(
+    session: PoolSession, state: Mapping[str, Any], policies: Mapping[str, Any] = MappingProxyType({})
+) -> list[str]:
     """Have a new pool continue from a state, and return sentences about everything that could not be restored.
+
+    Args:
+        session: Session of the new pool.
+        state: State of the former pool.
+        policies: State dicts by name of policies with a module, and policies without a module. Default for each: the
+            policy that the new pool was made with.
 
     Raises:
         ConfigurationError: The state is from another kind of pool, or the pool is not new.
     """
     _check(state, session.identity)
-    session.resume(state)
+    session.resume(state, policies)
     missing = _restore_workers(session, state)
     for words in missing:
         _log.warning("not restored: %s", words)
@@ -137,17 +146,19 @@ def resume_pool(session: PoolSession, state: Mapping[str, Any]) -> list[str]:
 def _check(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     if state.get("format") != STATE_FORMAT:
         raise ConfigurationError(
-            f"this is no state of a pool: its format is {state.get('format')!r}. Give what state_dict() has returned"
+            f"the state of a pool must have format {STATE_FORMAT}, got {state.get('format')!r}. Pass the result of "
+            "pool.state_dict()."
         )
     for name, value in mine["layout"].items():
         if state["layout"][name] != value:
             raise ConfigurationError(
-                f"the state has {name} = {state['layout'][name]!r}, but this pool has {value!r}: make it like that"
+                f"{name} must be {state['layout'][name]!r} as in the state, but the pool has {value!r}. Make the pool "
+                "with the same arguments."
             )
     if state["seed"] != mine["seed"]:
         raise ConfigurationError(
-            f"the state is of a pool with seed={state['seed']}, but this one has {mine['seed']}: make it with "
-            'the seed of the state, AsyncWorkerPool(..., seed=state["seed"])'
+            f"seed must be {state['seed']} as in the state, but the pool has {mine['seed']}. Pass "
+            'AsyncWorkerPool(..., seed=state["seed"]).'
         )
 
 
@@ -158,16 +169,16 @@ def _restore_workers(session: PoolSession, state: Mapping[str, Any]) -> list[str
         generation = workers.skip_generations(worker, found["generation"])
         questions[worker] = (found, generation, under_way > 0)
         if under_way:
-            missing.append(f"{under_way} rollouts of worker {worker} that were under way and had not been taken")
+            missing.append(f"{under_way} rollouts of worker {worker}, which were in progress or not yet delivered")
         missing += [
-            f"the state of the wrapper {wrapper} of env_id {env_id}: it has no get_state"
+            f"the state of the wrapper {wrapper} of env_id {env_id}, which has no get_state"
             for env_id, env in zip(env_ids, found["envs"], strict=True)
             for wrapper in (env["unknown"] if env is not None else ())
         ]
+    why = "whose environment has no get_state and begins a new episode"
+    if session.plan.job.in_parts:
+        why = "because a state has no part of an episode, and a new one begins"
     for worker, anew in session.ask_workers("set_state", questions).items():
         first = workers.env_ids(worker).start
-        missing += [
-            f"the episode of env_id {first + column}: the environment has no get_state, and begins anew"
-            for column in anew
-        ]
+        missing += [f"the episode of env_id {first + column}, {why}" for column in anew]
     return missing

@@ -64,7 +64,7 @@ class Recorder(Observer):
         except BlockingIOError:
             self._file.close()
             raise ConfigurationError(
-                f"record={str(self._path)!r} is what another run is recorded in just now"
+                f"record={str(self._path)!r} cannot be used while another run is recorded there. Name another file."
             ) from None
         except OSError:
             _log.debug("%s is on a file system without locks", self._path)
@@ -90,7 +90,7 @@ class Recorder(Observer):
         try:
             self._file.write(self._lines.line(line))
         except OSError as error:
-            why = f"{error.strerror}, so that what this run does cannot be recorded"
+            why = f"{error.strerror}, so the run cannot be recorded any more. Make room on the disk"
             raise OSError(error.errno, why, str(self._path)) from None
 
     def close(self) -> None:
@@ -174,13 +174,13 @@ def versions() -> str:
 _WITHOUT_DIGESTS = 1
 _WORDS = {
     "publish": "a publish of version {}",
-    "issue": "a credit for rollout {1} of worker {0} by version {2}",
-    "next": "a rollout, the one with number {1} of worker {0}",
-    "none": "no rollout, because none had come in time",
+    "issue": "a request for rollout {1} of worker {0} by version {2}",
+    "next": "the delivery of rollout {1} of worker {0}",
+    "none": "no rollout within the time limit",
     "call": "a call of {}",
-    "digest": "a rollout",
-    "lost": "without worker {}, which had died: a death is not replayed",
-    "end": "nothing more",
+    "digest": "the delivery of a rollout",
+    "lost": "the death of worker {}, which cannot be replayed",
+    "end": "its end",
 }
 
 
@@ -226,8 +226,9 @@ class Replayer(Observer):
         """
         if list(self.next) != list(event):
             raise ReplayError(
-                f"after {self._rollouts} rollouts this run does {_words(event)}, where the recorded run did "
-                f"{_words(self.next)}",
+                f"the run must repeat the recording, but after {self._rollouts} rollouts the recording has "
+                f"{_words(self.next)}, and this run has {_words(event)}. Use the same code, arguments and order of "
+                "calls.",
                 rollout=self._rollouts,
             )
         self._at += 1
@@ -241,7 +242,8 @@ class Replayer(Observer):
         for name, mine in about.items():
             if self._about.get(name) != mine:
                 raise ConfigurationError(
-                    f"the recorded run has {name} {self._about.get(name)!r}, this one {mine!r}: make the pool alike"
+                    f"{name} must be {self._about.get(name)!r} as in the recorded run, got {mine!r}. Make the pool "
+                    "with the same arguments."
                 )
 
     def dispatch(self, *arguments: Any, **more: Any) -> Dispatch:
@@ -271,9 +273,9 @@ class Replayer(Observer):
         if different:
             who = arrival.rollout.worker
             raise ReplayError(
-                f"rollout {self._rollouts}, by {'all workers' if who is None else f'worker {who}'}, is the first that "
-                f"is not what was recorded; different: {', '.join(different)}. The run was made with "
-                f"{self._about['made with']}, this one with {versions()}",
+                f"rollout {self._rollouts} of {'all workers' if who is None else f'worker {who}'} must be equal to the "
+                f"recorded one, but differs in {', '.join(different)}. The recording was made with "
+                f"{self._about['made with']}, this run uses {versions()}.",
                 rollout=self._rollouts,
             )
         self._at += 1
@@ -298,7 +300,7 @@ class _ReplayedDispatch(Dispatch):
         return issued
 
     def lose(self, worker: int) -> list[CreditKey]:
-        raise ReplayError(f"worker {worker} has died, which a replay cannot make up for", rollout=-1)
+        raise ReplayError(f"worker {worker} died, so the run cannot be replayed. Start the replay again.", rollout=-1)
 
     def next(self) -> CreditKey | None:
         kind, *key = self._replayer.next
@@ -324,7 +326,7 @@ def _words(event: Sequence[Any]) -> str:
 def _read(path: Path) -> tuple[dict[str, Any], list[list[Any]]]:
     about, *events = rows_of(path.read_text(encoding="utf-8"))
     if about["parenv journal"] not in (_WITHOUT_DIGESTS, FORMAT):
-        raise ValueError(f"its format is {about['parenv journal']}, not {FORMAT}")
+        raise ValueError(f"the format must be {FORMAT}, got {about['parenv journal']}")
     if unknown := {kind for kind, *_ in events} - _WORDS.keys():
-        raise ValueError(f"it has lines of the unknown kinds {', '.join(sorted(unknown))}")
+        raise ValueError(f"lines have the unknown kinds {', '.join(sorted(unknown))}")
     return about, events

@@ -129,8 +129,8 @@ class SaveBest(Summarized):
     def _begin(self, pool: AsyncWorkerPool[Any], env_steps: float) -> PendingEvaluation:
         if module_of(self._chosen(pool._session.plan.job.policies)) is None:
             raise ConfigurationError(
-                "SaveBest keeps the weights of a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy "
-                "with a module attribute, which this pool does not have"
+                "SaveBest needs a pool whose policy has a torch module. Use an nn.Module, a TorchPolicy, or a Policy "
+                "with the attribute module."
             )
         self._due = env_steps + self._every
         self._pending = pool.evaluate(self._episodes, self._deterministic, wait=False)
@@ -142,10 +142,12 @@ class SaveBest(Summarized):
         if name in policies:
             return policies[name]
         if UNNAMED in policies:
-            raise ConfigurationError(f"the pool's policy has no name: leave policy={self._policy!r} out of SaveBest")
+            raise ConfigurationError(
+                f"SaveBest.policy must be None for a pool whose policy has no name, got {self._policy!r}. Leave it out."
+            )
         raise ConfigurationError(
-            f"the pool has the policies {list(policies)}: say which one to keep, "
-            f"SaveBest(path, policy={next(iter(policies))!r}); got policy={self._policy!r}"
+            f"SaveBest.policy must be one of the pool's policies {list(policies)}, got {self._policy!r}. Pass "
+            f"SaveBest(path, policy={next(iter(policies))!r})."
         )
 
     def _look(self, pool: AsyncWorkerPool[Any]) -> None:
@@ -216,9 +218,9 @@ def _kept(path: Path) -> Mapping[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         found = load_checkpoint(path) if path.exists() else {}
     except OSError as error:
-        raise ConfigurationError(f"cannot keep an agent in {path}: {error.strerror}") from error
+        raise ConfigurationError(f"{path} cannot be read or written: {error.strerror}. Name another file.") from error
     if path.exists() and not (isinstance(found, Mapping) and found.get(_KIND) == FORMAT):
-        raise ConfigurationError(f"{path} exists already, and is not a file of SaveBest. Give another path")
+        raise ConfigurationError(f"{path} exists already, and is not a file of SaveBest. Name another file.")
     return found
 
 
@@ -229,8 +231,8 @@ def _returns_by(policy: str, episodes: Any) -> Any:
     found, which = np.unique(ids, axis=1, return_inverse=True)
     if found.shape[1] < MIN_EPISODES:
         raise ConfigurationError(
-            f"an agent acted by policy {policy!r} in {found.shape[1]} of {len(episodes)} episodes, but SaveBest needs "
-            f"at least {MIN_EPISODES} of an evaluation. Have policy_of return it more often, or raise episodes="
+            f"policy {policy!r} must act in at least {MIN_EPISODES} episodes of an evaluation, but acted in "
+            f"{found.shape[1]} of {len(episodes)}. Let policy_of return it more often, or raise SaveBest's episodes."
         )
     return np.bincount(which.reshape(-1), parts.returns) / np.bincount(which.reshape(-1))
 
@@ -240,5 +242,6 @@ def _check_same_agent(path: Path, kept: Mapping[str, Any], found: Mapping[str, A
     if kept and shapes[0] != shapes[1]:
         differing = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
         raise ConfigurationError(
-            f"{path} keeps another agent, which differs in {', '.join(differing)}: delete it, or name another file"
+            f"{path} must contain the same agent, but it differs in {', '.join(differing)}. Delete the file, or name "
+            "another one."
         )

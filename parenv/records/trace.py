@@ -23,6 +23,7 @@ from parenv.errors import ConfigurationError, during
 from parenv.pool.arrival import Arrival
 from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
 from parenv.process.cores import own_file
+from parenv.supervision.failures import failure_of_worker
 from parenv.supervision.supervisor import Back, Lost
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ class TraceWriter(Observer):
                 self._event("evaluated", "i", DRIVER, now, s="t", args=about)
             case Lost(worker, reason):
                 self._lost.setdefault(worker, now)
-                self._event("lost", "i", _track(worker), now, s="t", args={"reason": str(reason)})
+                failure = failure_of_worker(worker, reason).shortened()
+                about = {"reason": str(reason), **failure._asdict()}
+                self._event("lost", "i", _track(worker), now, s="t", args=about)
             case Back(worker, generation):
                 self._back[_track(worker)] = now
                 restarted = f'{{"generation": {generation}}}'
@@ -114,7 +117,8 @@ class TraceWriter(Observer):
             self._flush()
 
     def _arrived(self, now: float, arrival: Arrival) -> None:
-        episodes, env_steps = arrival.rollout.episodes, sum(arrival.samples)
+        episodes, lost = arrival.rollout.episodes.finished, arrival.rollout.episodes.lost
+        env_steps = sum(arrival.samples)
         about: dict[str, Any] = {"env_steps": env_steps, "policy_lag": arrival.rollout.policy_lag}
         self._env_steps += env_steps
         self._event("env steps", "C", DRIVER, now, args={"env steps": self._env_steps})
@@ -123,14 +127,18 @@ class TraceWriter(Observer):
             about |= {"returns": list(map(_number, returns)), "lengths": episodes.lengths.tolist()}
             if math.isfinite(mean := sum(returns) / len(returns)):
                 self._event("return", "C", DRIVER, now, args={"return": mean})
+        if len(lost):
+            about["lost"] = list(zip(lost.env_ids.tolist(), lost.ended_by.tolist(), strict=True))
         self._event("rollout", "i", DRIVER, now, s="t", args=about)
         names, version = arrival.commits.dtype.names, arrival.rollout.policy_version
         for i, values in enumerate(arrival.commits.tolist()):
             track, commit = _track(arrival.workers[i]), dict(zip(names, values, strict=True))
             self._rollout(track, commit, json.dumps({"env_steps": arrival.samples[i], "policy_version": version}))
-            for env_id, doing, error in arrival.replaced[i]:
-                reason = f"env_id {env_id} raised {during(doing)} and was replaced: {error}"
-                self._event("replaced", "i", track, commit["ended_s"], s="t", args={"reason": reason})
+        ended_s = arrival.commits["ended_s"]
+        for i, failure in arrival.failures():
+            reason = f"env_id {failure.env_id} raised {during(failure.doing)} and was replaced: {failure.error}"
+            about = {"reason": reason, **failure.shortened()._asdict()}
+            self._event("replaced", "i", _track(failure.worker), float(ended_s[i]), s="t", args=about)
 
     def _rollout(self, track: int, commit: Mapping[str, float], about: str) -> None:
         began, ended = commit["began_s"], commit["ended_s"]
@@ -167,7 +175,7 @@ class TraceWriter(Observer):
             self._file.flush()
         except OSError as error:
             # A full disk ends the trace, but not the training.
-            _log.warning("the trace %s ends here: %s", self._file.name, str(error))
+            _log.warning("the trace %s ends here, because it cannot be written: %s", self._file.name, str(error))
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
@@ -186,7 +194,7 @@ def _opened(path: Path) -> TextIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("w", buffering=1 << 16, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"cannot write the trace {path}: {error.strerror}") from error
+        raise ConfigurationError(f"the trace {path} cannot be written: {error.strerror}. Name another file.") from error
 
 
 def _track(worker: int) -> int:

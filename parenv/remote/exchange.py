@@ -27,7 +27,7 @@ from parenv.protocol.messages import (
     SideData,
     StepReady,
 )
-from parenv.remote.checks import check_ready, checked_reply
+from parenv.remote.checks import OpenCalls, check_ready
 from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Heartbeat, Welcome
 from parenv.remote.step_buffers import StepBuffers
 from parenv.remote.transfer import RolloutTransfer, chunks_of
@@ -46,10 +46,9 @@ class Exchange:
         self.step_buffers = StepBuffers(placing.num_local, placing.max_message_bytes)
         self._transfers: dict[int, RolloutTransfer] = {}
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
-        self._calls: dict[tuple[Sender, int], tuple[str, int]] = {}
-        """Calls without an answer: the method, and the number of sub-environments that it is about."""
         self._brought: dict[bytes, dict[Any, int]] = {}
         self._names = () if weights is None else weights.policies
+        self._calls = OpenCalls(named=bool(self._names))
         self._snapshots: dict[bytes, tuple[int, int]] = {}
         """By host, the version and the weight slot of its last snapshot."""
 
@@ -81,7 +80,7 @@ class Exchange:
         """Yield the messages for a host that replace a message to one of its workers, each with its header."""
         self._conversations[to].say(DRIVER, message)
         if isinstance(message, Call):
-            self._calls[to, message.sequence] = message.method, message.asked
+            self._calls.add(to, message)
         if isinstance(message, Layout) and self._transfers:
             plan, message = self._transfers[to.worker].plan(message)
             yield plan, to
@@ -89,6 +88,7 @@ class Exchange:
             yield from self._missing_weights(host, message.policy_version)
             message = self._transfers[to.worker].expect(message)
             version = message.policy_version, message.weights_slot
+            # Messages to a host arrive in order, so an earlier credit has brought the snapshot.
             if self._snapshots.get(host) == version:
                 message = replace(message, snapshot=b"")
             elif message.snapshot:
@@ -110,6 +110,7 @@ class Exchange:
         Raises:
             ProtocolError: The message does not fit the requests to this worker.
         """
+        # A host makes these two itself, so they are no part of the worker's conversation.
         if not isinstance(message, Answers | Chunks):
             self._conversations[sender].say(WORKER, message)
         if isinstance(message, Answers):
@@ -125,17 +126,14 @@ class Exchange:
             self.step_buffers.check(sender.worker, message)
         elif isinstance(message, Ready | StepReady):
             check_ready(message, self.step_buffers.used, self._names, sender.worker == 0)
-        elif isinstance(message, Reply) and (sender, message.sequence) in self._calls:
-            method, asked = self._calls.pop((sender, message.sequence))
-            return replace(message, value=checked_reply(method, asked, message.value, bool(self._names)))
-        elif isinstance(message, Failure) and not message.more:
-            self._calls.pop((sender, message.call), None)
+        elif isinstance(message, Reply | Failure):
+            return self._calls.checked(sender, message)
         return message
 
     def forget_worker(self, worker: Sender) -> None:
         """Drop the state of a worker that has ended."""
         self._conversations.pop(worker, None)
-        self._calls = {key: call for key, call in self._calls.items() if key[0] != worker}
+        self._calls.forget(worker)
         if worker.worker in self._transfers:
             self._transfers[worker.worker].forget()
 
@@ -148,6 +146,7 @@ class Exchange:
         """Yield the weights of a version that the host does not have: they are sent once for all its workers."""
         brought = self._brought.setdefault(host, {})
         for place in () if self._weights is None else self._weights.needed(version):
+            # A later version may be in the same place, so the version is compared too.
             if brought.get(place.key) != place.version:
                 brought[place.key] = place.version
                 for chunk in chunks_of(place.weights, place.slot, self._placing.weights, CHUNK_BYTES):
@@ -167,8 +166,9 @@ def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:
     """
     workers = heartbeat.workers
     if len(heartbeat.status_slots) != STATUS_SLOT_BYTES * len(workers):
-        raise ProtocolError("a heartbeat has a status slot for each worker that it names")
+        raise ProtocolError("a heartbeat must have a status slot for each worker that it names")
     for i, worker in enumerate(workers):
+        # A worker may have left the host while the heartbeat was on its way, and may run on another host now.
         if worker in here:
             status = heartbeat.status_slots[STATUS_SLOT_BYTES * i : STATUS_SLOT_BYTES * (i + 1)]
             take_status_slot(head, worker, status)

@@ -131,12 +131,12 @@ class HostSession:
                 return self._outcome or Outcome.LOST
             if state == "refused" and self._outcome is None:
                 self.reason = (
-                    f"the driver at {self._address} does not accept this key, or is not the one that the key is for"
+                    f"the driver at {self._address} does not accept this key, or is not the driver of this key file"
                 )
                 return Outcome.REFUSED
             if state == "connecting" and not remaining(deadline):
                 if self._driver.link.broken_handshakes:
-                    self.reason = "a program there breaks off: it may be another driver than the key file is for"
+                    self.reason = "a program there ends the connection, and may not be the driver of the key file"
                 return Outcome.NOBODY
             if self._launch is not None and not joined:
                 joined = True
@@ -155,6 +155,7 @@ class HostSession:
                 self._rows.close()
             self._local.close(GRACE_S if self._outcome is Outcome.LEFT else 0.0)
         finally:
+            # The goodbye of a host that leaves may still be in the outbox.
             self._flush()
             self._driver.close(GRACE_S if self._outcome is not None else 0.0)
             self._memory.close()
@@ -168,16 +169,19 @@ class HostSession:
         for event in events:
             self._relay(event)
         self._report_pids()
+        # A message may end the session. Later messages are not obeyed.
         while self._outcome is None and (frames := self._driver.receive()) is not None:
             try:
                 sender, message = from_frames(frames)
             except ProtocolError as error:
-                self.reason, self._outcome = f"the driver at {self._address} speaks otherwise: {error}", Outcome.REFUSED
+                self.reason = f"the driver at {self._address} has sent a malformed message: {error}"
+                self._outcome = Outcome.REFUSED
                 return
             self._obey(sender, message)
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
+            # Heartbeats behind a full outbox would be old when they arrive.
             if self._launch is not None and not self._outbox:
                 self._beat()
         self._flush()
@@ -198,6 +202,7 @@ class HostSession:
         """Forward an event of a worker. The data of a rollout go before its commit."""
         sender = event.sender
         if isinstance(event, Ended):
+            # The driver reports the last activity of the worker, so its status goes before the news of its end.
             self._beat()
             self._running.pop(sender, None)
             self._say(wire.Gone(event.pid, event.exit_code, event.signal, event.refused), sender)
@@ -219,6 +224,7 @@ class HostSession:
         return in_chunks(slot, parts, wire.CHUNK_BYTES)
 
     def _report_pids(self) -> None:
+        # The process id is known only when the fork server has forked the worker, some time after its start.
         for worker, reported in self._running.items():
             if not reported and (pid := self._local.pid(worker)) > 0:
                 self._running[worker] = True
@@ -234,6 +240,7 @@ class HostSession:
             self._outcome = Outcome.OVER
         elif isinstance(message, wire.Weights):
             write_chunk(self._mapping, message)
+        # Before its welcome, a host has no memory for workers.
         elif self._launch is not None:
             self._obey_about(sender, message, self._launch)
 
@@ -255,6 +262,7 @@ class HostSession:
             self._rows.obey(sender, message)
         elif not isinstance(message, wire.HOST_KINDS):
             if isinstance(message, Close):
+                # A worker that collects a rollout reads no messages. It checks this flag at every row.
                 StatusSlot(self._mapping, sender.worker).closing[0] = True
             elif isinstance(message, Credit) and message.snapshot:
                 self._snapshot = message
@@ -281,8 +289,10 @@ class HostSession:
     def _make_room(self, worker: int, plan: wire.SlotPlan) -> None:
         self._plans[worker] = plan
         self._memory.grow(plan.offset + plan.count * plan.slot_bytes)
+        # A host without enough memory fails here with a message. Otherwise, a worker would die of SIGBUS.
         for slot in range(plan.count):
             self._memory.reserve(plan.offset + slot * plan.slot_bytes, plan.fixed_bytes)
+        # A map does not grow with its memory.
         self._mapping = self._memory.map()
 
 

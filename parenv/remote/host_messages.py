@@ -292,12 +292,13 @@ def own_versions() -> dict[str, str]:
 def disagreement(theirs: Any) -> str:
     """Describe differences between versions of a host and this process. Returns an empty text if there are none.
 
-    >>> disagreement(own_versions() | {"python": "2.7"}).startswith("python is 2.7 there and ")
+    >>> disagreement(own_versions() | {"python": "2.7"}).startswith("the host has python 2.7, and the driver has ")
     True
     """
     mine = own_versions()
     if not isinstance(theirs, dict):
-        return "it does not say its versions"
+        return "it must report its versions"
     said = {name: theirs.get(name) for name in mine}
     said = {name: version if type(version) is str else "unknown" for name, version in said.items()}
-    return "; ".join(f"{name} is {said[name]} there and {mine[name]} here" for name in said if said[name] != mine[name])
+    differing = [name for name in said if said[name] != mine[name]]
+    return "; ".join(f"the host has {name} {said[name]}, and the driver has {mine[name]}" for name in differing)

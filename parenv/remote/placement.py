@@ -90,6 +90,7 @@ class HostsPlacement:
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers as soon as hosts have room for them. Returns at once."""
         if self._launch is None:
+            # SharedMemory closes its descriptor, so it needs one of its own.
             self._head = SharedMemory(fd=os.dup(launch.memory_fd)).map()
         self._launch = launch
         self._present.update((worker.worker, worker) for worker in workers)
@@ -153,6 +154,7 @@ class HostsPlacement:
         if host is not None:
             self._tell(host, wire.Signal(int(signum), int(alone)), worker)
         elif self._scheduler.is_waiting(worker) and signum == signal.SIGKILL:
+            # A worker without a host has no process whose end could be reported later.
             self._scheduler.ended(worker)
             self._events.append(Ended(worker, -1, None, signal.SIGKILL, ""))
 
@@ -247,18 +249,20 @@ class HostsPlacement:
         now, ended = time.monotonic(), self._listener.admission.ended
         if now >= self._next_probe or ended != self._connections_ended:
             self._next_probe, self._connections_ended = now + PROBE_S, ended
+            # A message that cannot be sent removes its host from the dict.
             for host in list(self._hosts):
                 self._tell(host, wire.Heartbeat([], b""))
             if self._provider is not None and not self._closed:
                 self._provider.tend()
 
     def _lose(self, host: bytes, why: str) -> None:
+        # A failed message, a goodbye and a dismissal may all report the loss of the same host.
         if (gone := self._hosts.pop(host, None)) is None:
             return
         lost = self._scheduler.leave(host)
         self._exchange.forget_host(host)
         if not self._closed:
-            _log.warning("%s is gone with %d workers: %s", gone.words, len(lost), why)
+            _log.warning("%s is lost with %d workers: %s", gone.words, len(lost), why)
         for worker in lost:
             pid = self._forget(worker)
             self._events.append(Ended(worker, pid, None, None, "", f"{gone.words} is gone: {why}"))
@@ -269,19 +273,21 @@ class HostsPlacement:
         return self._pids.pop(worker, -1)
 
     def _hear(self) -> None:
+        # One host that sends without a pause must not keep the main process here.
         messages, most_bytes = MAX_MESSAGES_AT_ONCE, wire.max_head_bytes(self._max_message_bytes)
         while messages > 0 and most_bytes >= 0 and (received := self._listener.receive()) is not None:
             host, name, frames = received
             messages, most_bytes = messages - 1, most_bytes - len(frames[0])
             self._received += sum(map(len, frames))
+            # Nothing of a barred host is decoded.
             if self._offences[name] >= MAX_OFFENCES:
-                barred = f"hosts with this key have sent what they may not {MAX_OFFENCES} times"
+                barred = f"hosts with this key have sent {MAX_OFFENCES} messages that are not allowed"
                 self._refuse("barred", name, f"cannot join: {barred}")
-                self._dismiss(host, barred, "it sent what it may not")
+                self._dismiss(host, barred, "it sent messages that are not allowed")
                 continue
             # The first message of a host is short.
             if host not in self._hosts and len(frames[0]) > wire.max_head_bytes(0):
-                self._refuse("has not joined", name, "speaks, but has not joined")
+                self._refuse("has not joined", name, "sends messages, but has not joined")
                 continue
             try:
                 sender, message = decode(frames, self._max_message_bytes)
@@ -290,12 +296,13 @@ class HostsPlacement:
                 elif isinstance(message, wire.Join):
                     self._welcome(host, name, message)
                 else:
-                    self._refuse("has not joined", name, "speaks, but has not joined")
+                    self._refuse("has not joined", name, "sends messages, but has not joined")
             except Exception as error:
                 self._expel(host, name, error)
 
     def _refuse(self, reason: str, key: str, why: str) -> None:
         """Count and log a refusal. ``why`` may quote text of the host."""
+        # The text may be long, and may contain characters that control a terminal.
         shown = harmless(" ".join(why[: 2 * MAX_REASON].split()))[:MAX_REASON]
         self._refusals.note(reason, key, f"host {key} {shown}")
 
@@ -309,8 +316,8 @@ class HostsPlacement:
         why = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, ProtocolError):
             _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
-        self._offend("malformed message", name, f"sent what it may not: {why}")
-        self._dismiss(host, f"the driver cannot accept what it was sent: {why}", "it sent what it may not")
+        self._offend("malformed message", name, f"has sent a message that is not allowed: {why}")
+        self._dismiss(host, f"the driver cannot accept a message: {why}", "it sent a message that is not allowed")
 
     def _dismiss(self, host: bytes, refusal: str, why: str) -> None:
         """End a host and its connection, and ignore its further messages."""
@@ -340,7 +347,7 @@ class HostsPlacement:
         elif isinstance(message, wire.Goodbye):
             self._lose(host, "it was told to leave")
         elif self._scheduler.host_of(sender) != host:
-            self._refuse("old generation", name, f"speaks for {sender}, which it does not have")
+            self._refuse("old generation", name, f"sends messages of {sender}, which it does not have")
         elif isinstance(message, wire.Started):
             self._pids[sender] = message.pid
         elif isinstance(message, wire.Gone):
@@ -351,7 +358,7 @@ class HostsPlacement:
         elif isinstance(message, wire.Stack):
             self._stacks[sender] = message.text
         elif isinstance(message, wire.HOST_KINDS) and not isinstance(message, wire.Chunks | wire.Answers):
-            raise ProtocolError(f"a host may not say {type(message).__name__}")
+            raise ProtocolError(f"a host must not send {type(message).__name__}")
         elif (taken := self._exchange.take(self._head, sender, message)) is not None:
             self._events.append(Received(sender, taken))
 
@@ -362,7 +369,7 @@ HOST_ENTRY = "parenv.remote.host:serve"
 def remote_placement(
     placing: RemotePlacement | RayPlacement, weights: AnyWeights, options: WorkerOptions
 ) -> HostsPlacement:
-    """Listen for hosts, and start those of Ray.
+    """Listen for hosts, and start hosts of Ray if a placement asks for them.
 
     Raises:
         ConfigurationError: A key cannot be read, the address is not available, or Ray refuses the resources.

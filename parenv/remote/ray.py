@@ -119,7 +119,9 @@ class RayHosts:
                 self._hosts.append(self._make(share))
         except ValueError as error:
             self.close()
-            raise ConfigurationError(f"Ray refuses resources={self._options.resources}: {error}") from error
+            raise ConfigurationError(
+                f"RayPlacement.resources must be accepted by Ray, got {self._options.resources}: {error}"
+            ) from error
 
     def tend(self) -> None:
         """Replace hosts that have ended. Call at intervals.
@@ -134,9 +136,10 @@ class RayHosts:
             if host.again_at is None:
                 delay = self._restart_limit.died(i, now)
                 host.again_at = math.inf if delay is None else now + delay
-                then = "is not replaced any more" if delay is None else "another takes its place"
-                _log.warning("worker host %d of Ray has ended; %s", i, then)
+                then = "and will not be replaced" if delay is None else "and will be replaced"
+                _log.warning("worker host %d of Ray has ended, %s", i, then)
             if now >= host.again_at:
+                # Ray keeps the process of an actor whose call has ended, and with it the resources of the actor.
                 self._ray.kill(host.actor)
                 self._hosts[i] = self._make(self._options.shares[i])
 
@@ -147,7 +150,7 @@ class RayHosts:
             joined: Number of hosts that are connected to the driver. Default: unknown.
         """
         if self._is_lost():
-            return ["Ray was shut down, and with it all worker hosts"]
+            return ["Ray was shut down, which has ended all worker hosts"]
         total, found = len(self._hosts), []
         ended = self._done([host.ended for host in self._hosts])
         waiting = sorted({*range(total)} - {*self._done([host.placed for host in self._hosts])} - {*ended})
@@ -156,13 +159,13 @@ class RayHosts:
             found.append(f"{len(waiting)} of {total} worker hosts wait for Ray to place them: {why}")
         if ended:
             found.append(
-                f"{len(ended)} of {total} worker hosts have ended; Ray's log of them says why (is the same version of "
-                "parenv installed on every node?)"
+                f"{len(ended)} of {total} worker hosts have ended. See Ray's log of them, and install the same version "
+                "of parenv on every node"
             )
         if joined is not None and (missing := total - joined - len(waiting) - len(ended)) > 0:
             found.append(
-                f"{missing} of {total} worker hosts have been placed by Ray and are not connected: their nodes cannot "
-                f"reach {self._address}, or are gone and Ray has not found others: {self._obstacle(range(total))}"
+                f"{missing} of {total} worker hosts have been placed by Ray and are not connected. Their nodes cannot "
+                f"reach {self._address}, or are lost and Ray has not found others: {self._obstacle(range(total))}"
             )
         return found
 
@@ -222,18 +225,18 @@ def obstacle(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]], fr
     >>> obstacle({"CPU": 8.0}, [{"CPU": 4.0}, {"CPU": 2.0}], {"CPU": 6.0})
     'each needs CPU: 8, and no node has more than CPU: 4'
     >>> obstacle({"CPU": 2.0, "GPU": 1.0}, [{"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}], {})
-    'each needs CPU: 2, GPU: 1, and no node has all of that'
+    'each needs CPU: 2, GPU: 1, and no node has all of these'
     >>> obstacle({"CPU": 2.0}, [{"CPU": 4.0}], {"CPU": 1.5})
-    'each needs CPU: 2, and what is free on all nodes together is CPU: 1.5'
+    'each needs CPU: 2, and all nodes together have only CPU: 1.5 free'
     """
     most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in need}
     short = {name: amount for name, amount in most.items() if amount < need[name]}
     if short:
         why = f"no node has more than {_listed(short)}"
     elif not any(all(node.get(name, 0.0) >= amount for name, amount in need.items()) for node in nodes):
-        why = "no node has all of that"
+        why = "no node has all of these"
     else:
-        why = f"what is free on all nodes together is {_listed({name: free.get(name, 0.0) for name in need})}"
+        why = f"all nodes together have only {_listed({name: free.get(name, 0.0) for name in need})} free"
     return f"each needs {_listed(need)}, and {why}"
 
 

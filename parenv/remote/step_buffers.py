@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ConfigurationError, ProtocolError
-from parenv.memory.kinds import BY_MESSAGE, is_kind, kind_numbers
+from parenv.memory.kinds import BY_MESSAGE, kind_numbers
 from parenv.memory.layout import Field
 from parenv.memory.maps import StepBufferMap
 from parenv.memory.order import fence
@@ -27,6 +27,7 @@ from parenv.placement.local import LocalPlacement
 from parenv.process.wake_up import FutexWakeUp, WakeUp
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import SideData
+from parenv.remote.checks import check_side_data
 from parenv.remote.host_messages import CHUNK_BYTES, Answers, Requests, RowPlan
 
 REQUESTED = ("requested", "orders", "actions")
@@ -134,7 +135,7 @@ class WorkerRows:
         self._check_rows(rows)
         n, block = len(rows), np.frombuffer(data, np.uint8)
         if block.size < n * self._fixed_bytes:
-            raise ProtocolError(f"{n} rows have at least {n * self._fixed_bytes} bytes, not {block.size}")
+            raise ProtocolError(f"{n} rows must have at least {n * self._fixed_bytes} bytes, got {block.size}")
         parts, begin = [], 0
         for column in self._answers:
             parts.append(block[begin : begin + n * column.shape[1]].reshape(n, column.shape[1]))
@@ -143,34 +144,36 @@ class WorkerRows:
         infos = block[begin:]
         if infos.size != len(with_infos) * self._infos.shape[1]:
             raise ProtocolError(
-                f"{len(with_infos)} infos have {len(with_infos) * self._infos.shape[1]} bytes, not {infos.size}"
+                f"{len(with_infos)} infos must have {len(with_infos) * self._infos.shape[1]} bytes, got {infos.size}"
             )
         self._infos[with_infos] = infos.reshape(len(with_infos), self._infos.shape[1])
+        # The columns are written in reverse, so that the numbers of finished requests come last.
         for column, part in zip(self._answers[::-1], parts[::-1], strict=True):
             column[rows] = part
 
     def _copied(self, rows: Any, finished: Any) -> tuple[list[int], memoryview]:
         where = slice(None) if len(rows) == self._share else rows
         parts = [column[where].reshape(-1) for column in self._answers]
+        # The worker may finish further requests meanwhile. The numbers must be those that were read before the rows.
         parts[0], parts[1] = finished[rows].view(np.uint8), parts[1].copy()
         with_infos = rows[parts[1].view("<i4") > 0]
         return rows.tolist(), np.concatenate([*parts, self._infos[with_infos].reshape(-1)]).data
 
     def _check_rows(self, rows: Any) -> None:
         if not 0 < len(rows) <= self._share:
-            raise ProtocolError(f"answers must be to 1 to {self._share} rows, got {len(rows)}")
+            raise ProtocolError(f"an answer must have 1 to {self._share} rows, got {len(rows)}")
         if rows[0] < 0 or rows[-1] >= self._share or any(map(operator.ge, rows, rows[1:])):
-            raise ProtocolError(f"rows must be rising numbers from 0 to {self._share - 1}")
+            raise ProtocolError(f"rows must be increasing numbers from 0 to {self._share - 1}")
 
     def _check_parts(self, rows: Any, parts: Sequence[Any], allowed: range) -> Any:
         """Check numbers, kinds of infos and truth values. Returns the rows with an info."""
         finished, kinds = np.frombuffer(parts[0].tobytes(), "<i8"), np.frombuffer(parts[1].tobytes(), "<i4")
         if (finished > self._requested[rows]).any():
-            raise ProtocolError("an answer belongs to a request that was never made")
+            raise ProtocolError("answers must belong to requests that were made, got a later number")
         if unknown := [kind for kind in set(kinds.tolist()) - {0, BY_MESSAGE} if kind not in allowed]:
-            raise ProtocolError(f"the infos of this worker cannot be of kind {unknown[0]}")
+            raise ProtocolError(f"infos must be of a kind that the worker has sent, got kind {unknown[0]}")
         if any((parts[i] > 1).any() for i in self._flags):
-            raise ProtocolError("truth values are 0 or 1")
+            raise ProtocolError("boolean fields must be 0 or 1, got another value")
         return rows[kinds > 0]
 
 
@@ -250,8 +253,9 @@ class StepBuffers:
             rows = WorkerRows(step_buffer.memory, row_plan(step_buffer, worker), flags_of(step_buffer))
             if rows.row_bytes > self._max_message_bytes:
                 raise ConfigurationError(
-                    f"a sub-environment's observation, reward and info have {rows.row_bytes:,} bytes, more than "
-                    f"RemotePlacement(max_message_bytes={self._max_message_bytes:,}) lets cross: raise it"
+                    "observation, reward and info of a sub-environment must have at most "
+                    f"max_message_bytes={self._max_message_bytes:,} bytes, got {rows.row_bytes:,}. Raise "
+                    "RemotePlacement.max_message_bytes."
                 )
             self.rows[worker] = rows
 
@@ -278,14 +282,7 @@ class StepBuffers:
         """
         if worker not in self.rows or self._step_buffer is None:
             raise ProtocolError(f"worker {worker} has no rows")
-        step_buffer = self._step_buffer
-        first = sum(step_buffer.shares[:worker])
-        mine, numbers = range(first, first + step_buffer.shares[worker]), kind_numbers(worker, len(step_buffer.shares))
-        for number, kind in side_data.kinds:
-            if number not in numbers or not is_kind(kind, step_buffer.spec.info_bytes):
-                raise ProtocolError("a kind of info is invalid")
-        if not all(env_id in mine for env_id, _ in (*side_data.infos, *side_data.observations)):
-            raise ProtocolError(f"side data are not about a sub-environment of worker {worker}")
+        check_side_data(self._step_buffer, worker, side_data)
 
 
 class HostRows:
@@ -306,7 +303,7 @@ class HostRows:
         self._poll = select.poll()
         self._poll.register(self.wake_up.fileno(), select.POLLIN)
         local.watch(self.wake_up.fileno())
-        # The host forwards the rows of each worker as soon as they are there.
+        # The host forwards the rows of each worker as soon as they are finished.
         signals = StepSignals(self._head)
         signals.sleeping[0] = 1
         signals.expect(0)
@@ -320,6 +317,7 @@ class HostRows:
             self._rows.pop(before, None)
         self._wake_ups[sender] = self._local.wake_up(sender.worker, None)
         progress = StatusSlot(self._head, sender.worker)
+        # The counters of the former process must not be sent as counters of the new one.
         progress.said[0] = progress.has_infos[0] = 0
 
     def obey(self, sender: Sender, message: RowPlan | Requests) -> None:
@@ -336,6 +334,7 @@ class HostRows:
 
     def answers(self) -> Iterator[tuple[Sender, Answers]]:
         """Yield the answers of workers since the last call."""
+        # The wake-up is reset before the rows are read, so a worker that answers in between sets it again.
         if self._poll.poll(0):
             self.wake_up.take()
         for sender, of_one in self._rows.items():

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ProtocolError
+from parenv.experience.endings import ENDINGS
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.layout import ROLLOUT_FIELDS, Axes, Field, SlotLayout, part_of_slot, slot_layout
 from parenv.memory.maps import SlotMap, WeightsMap
 from parenv.options import WeightsEncoding
 from parenv.protocol.messages import Commit, Credit, Layout
-from parenv.remote.checks import check_commit
+from parenv.remote.checks import check_commit, check_rows
 from parenv.remote.host_messages import Chunks, SlotPlan, Weights
 
 Arrays = Mapping[tuple[str, Any], Any]
@@ -27,9 +28,10 @@ Arrays = Mapping[tuple[str, Any], Any]
 
 @dataclass
 class _Delivery:
-    """The rollout of a credit: its slot in the pool, and the number of bytes received."""
+    """The rollout of a credit: its slot in the pool, its version, and the number of bytes received."""
 
     slot: int
+    version: int
     received: int = 0
 
 
@@ -60,6 +62,7 @@ class RolloutTransfer:
         self._laid_out: dict[int, tuple[Any, Any]] = {}
         self._whole: SlotLayout | None = None
         if slots.together and len(slots.shares) > 1:
+            # Workers share a slot, so data of a host is written to other memory until it is complete and checked.
             self._whole = slot_layout(spec, sum(slots.shares), len(slots.shares))
             beside = np.zeros(self.layout.total_bytes, np.uint8)
             self._beside = beside, self.layout.arrays(beside)
@@ -79,7 +82,7 @@ class RolloutTransfer:
 
     def expect(self, credit: Credit) -> Credit:
         """Accept the rollout of a credit from now on. Returns the credit with the slot on the host."""
-        self._expected[credit.sequence] = _Delivery(credit.slot)
+        self._expected[credit.sequence] = _Delivery(credit.slot, credit.policy_version)
         return replace(credit, slot=self._slot_there(credit.sequence))
 
     def write(self, message: Chunks) -> None:
@@ -91,8 +94,9 @@ class RolloutTransfer:
         delivery = self._delivery(message.sequence)
         to, _ = self._mine(delivery.slot)
         for offset, data in message.chunks:
+            # numpy would take a negative offset as one from the end.
             if offset < 0 or offset + data.nbytes > self.layout.total_bytes:
-                raise ProtocolError(f"a chunk of {data.nbytes} bytes at {offset} does not fit into a slot")
+                raise ProtocolError(f"a chunk must be within its slot, got {data.nbytes} bytes at offset {offset}")
             to[offset : offset + data.nbytes] = np.frombuffer(data, np.uint8)
             delivery.received += data.nbytes
 
@@ -104,19 +108,25 @@ class RolloutTransfer:
         """
         delivery, sequence = self._delivery(commit.sequence), commit.sequence
         if (oldest := next(iter(self._expected))) != sequence:
-            raise ProtocolError(f"a worker commits credit {sequence}, but not credit {oldest} before it")
+            raise ProtocolError(
+                f"credits must be committed in order, but the worker commits credit {sequence} before credit {oldest}"
+            )
         _, mine = self._mine(delivery.slot)
+        # The host has sent these counts, so they are checked before anything is sized by them.
         counts = [int(arrays["commits", 0]["num_ends"][0]) for arrays in mine]
         fits = all(0 <= counts[i] <= self._rows[i] * self._lengths[i] for i in range(len(counts)))
         expected = transfer_bytes(self.layout.reserved_bytes, self.ends, counts) if fits else -1
         if mine[0]["commits", 0]["sequence"][0] != sequence or delivery.received != expected:
             raise ProtocolError(
-                f"{delivery.received} bytes, where the rollout of credit {sequence} with {sum(counts)} episode ends "
-                f"has {expected}"
+                f"the rollout of credit {sequence} with {sum(counts)} episode ends must have {expected} bytes, got "
+                f"{delivery.received}"
             )
         for index, arrays in enumerate(mine):
             self._check(index, arrays, counts[index])
         check_commit(commit, self._slots.spec, self._num_envs, counts[0])
+        if self._groups[0].in_parts:
+            rows = mine[0]["rows", 0].reshape(-1)[: commit.report[0]]
+            check_rows(rows, self._num_envs, counts[0], delivery.version)
         if self._whole is not None:
             whole = self._slot(delivery.slot, self._whole)[1]
             for index, arrays in enumerate(mine):
@@ -139,15 +149,18 @@ class RolloutTransfer:
     def _check(self, index: int, arrays: Arrays, count: int) -> None:
         ends = arrays["ends", 0][:count]
         if count and not _within(ends["step"], self._lengths[index]) & _within(ends["column"], self._rows[index]):
-            raise ProtocolError("an episode ends outside its rollout")
+            raise ProtocolError("episodes must end within their rollout")
+        if count and not _within(ends["ended_by"], len(ENDINGS)):
+            raise ProtocolError("episodes must end for a reason that exists")
         for (name, _), values in arrays.items():
+            # numpy requires the bytes of booleans to be 0 or 1, and gives wrong results for others.
             if values.dtype == bool and (values[: _used(name, count)].view(np.uint8) > 1).any():
-                raise ProtocolError(f"truth values are 0 or 1, and not all in {name} are")
+                raise ProtocolError(f"the boolean field {name} must be 0 or 1, got another value")
         if index:  # Rows of sub-environments have no policy.
             spec = self._slots.spec
             known = [i for i, of in self._slots.policies().items() if spec.found[of].group == index]
             if not all(np.isin(arrays[name, 0], [NOBODY, *known]).all() for name in ("policies", "assigned")):
-                raise ProtocolError("an agent acts by a policy that does not belong to its group")
+                raise ProtocolError("an agent must act by a policy of its group")
 
     def _mine(self, slot: int) -> tuple[Any, Sequence[Arrays]]:
         """Return the bytes that chunks are written to, and the arrays over them."""

@@ -7,7 +7,19 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from parenv.errors import HostLostError, SubEnvironmentError, WorkerDiedError, WorkerError, during, span
+from parenv.errors import (
+    HostLostError,
+    ProtocolError,
+    SubEnvironmentError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerMemoryError,
+    WorkerTimeoutError,
+    during,
+    span,
+)
+from parenv.experience.endings import ENVIRONMENT_ERROR, HOST_LOST, RESTARTED, STEP_TIMEOUT, WORKER_DIED
+from parenv.experience.failures import Failure as EnvFailure
 from parenv.placement.base import Ended
 from parenv.protocol.messages import Failure
 
@@ -96,6 +108,36 @@ def failing_worker(error: BaseException) -> tuple[int, str]:
     return (about.worker, about.doing) if isinstance(about, WorkerError | SubEnvironmentError) else (-1, "")
 
 
+def ended_by(reason: Exception) -> str:
+    """Return the reason for which episodes ended that were lost with a worker, from the reason for its loss."""
+    match reason:
+        case HostLostError():
+            return HOST_LOST
+        case WorkerTimeoutError():
+            return STEP_TIMEOUT
+        case WorkerDiedError() | WorkerMemoryError():
+            return WORKER_DIED
+        case ProtocolError():
+            return RESTARTED
+    # An exception from the code of the user ends a worker only with on_env_error="restart_worker".
+    return ENVIRONMENT_ERROR
+
+
+def failure_of_worker(worker: int, reason: Exception) -> EnvFailure:
+    """Return the record of the loss of a worker. A sub-environment failed if it was at work."""
+    about = reason if isinstance(reason, WorkerError) else reason.__cause__
+    error, traceback, env_id, doing = str(reason), "", None, ""
+    if isinstance(about, SubEnvironmentError):
+        error, traceback = f"{type(reason).__qualname__}: {reason}", about.remote_traceback
+        env_id, doing = about.env_id, about.doing
+    elif isinstance(about, WorkerError):
+        doing, of, number = about.doing.partition(" of env_id ")
+        env_id = int(number) if of else None
+    if isinstance(reason, WorkerTimeoutError):
+        error, _, traceback = error.partition("\n")
+    return EnvFailure(worker, env_id, ended_by(reason), doing, error, traceback)
+
+
 def not_started(worker: int, env_ids: Sequence[int], why: str) -> WorkerError:
     """Return the error for a worker without a process, and the reason."""
     message = f"worker {worker} (env_ids {span(env_ids)}) could not be started: {why.rstrip('.')}."
@@ -107,7 +149,7 @@ def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
     worker = end.sender.worker
     if end.refused:
         error = not_started(worker, env_ids, end.refused.strip().rpartition("\n")[2])
-        error.__cause__ = SubEnvironmentError(f"in the process that imports for all workers\n\n{end.refused}")
+        error.__cause__ = SubEnvironmentError(f"in the fork server, which imports for all workers\n\n{end.refused}")
         return error
     if end.lost_host:
         return HostLostError(end.lost_host, worker=worker, env_ids=env_ids, pid=end.pid, doing=doing)
@@ -118,6 +160,7 @@ def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
 
 def _find_exception(failure: Failure) -> type[Exception] | None:
     module, name = failure.kind
+    # The module is only looked up. An import would run code that the worker chooses.
     found: Any = sys.modules.get(str(module))
     for part in str(name).split("."):
         # getattr could import a module or run a descriptor, at the wish of the worker that names the type.
@@ -137,6 +180,7 @@ def _can_be_made(kind: type[Exception], attributes: Mapping[str, Any]) -> bool:
 
 
 def _made(kind: type[Exception], message: str, attributes: Mapping[str, Any]) -> Exception:
+    # __init__ is not called, because it may need other arguments than a message.
     error = kind.__new__(kind, message)
     vars(error).update(attributes)
     return error

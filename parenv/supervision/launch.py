@@ -15,14 +15,20 @@ from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
 from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.supervision.pickling import pickled
-from parenv.worker.job import Job, MemberJob, StepJob, WorkerJob
+from parenv.worker.job import EpisodeJob, Job, MemberJob, StepJob, WorkerJob
 from parenv.worker.worker import Worker
 
 PRELOAD = (
     "parenv.worker.process",
     *(
         name.partition(":")[0]
-        for name in (StepJob.prepared_by, Job.prepared_by, Job.prepared_by_if_named, MemberJob.prepared_by)
+        for name in (
+            StepJob.prepared_by,
+            Job.prepared_by,
+            Job.prepared_by_if_named,
+            MemberJob.prepared_by,
+            EpisodeJob.prepared_by,
+        )
     ),
     "gymnasium.envs.classic_control",
 )
@@ -82,6 +88,15 @@ def _shared_device() -> dict[str, str]:
     """Keep XLA from preallocating most of the GPU in each worker, unless the user has set the variable."""
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
     return {} if name in os.environ else {name: "false"}
+
+
+def step_placement(placing: Placing, job: StepJob) -> SteppingPlacement:
+    """Return the placement of processes that only step environments, in this interpreter or another one."""
+    if job.options.python is None:
+        return worker_placement(placing, None, job.options)
+    from parenv.interpreter.placement import InterpreterPlacement
+
+    return InterpreterPlacement(job)
 
 
 def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptions) -> SteppingPlacement:

@@ -81,10 +81,14 @@ class OneThread:
         """
         if not self._lock.acquire(False):
             self.check_open()
-            raise PoolBusyError(f"{_me()} may not use {self._what}, because another thread does: one pool, one thread")
+            raise PoolBusyError(
+                f"{_me()} cannot use {self._what} while another thread uses it. Use it in one thread, or with a lock."
+            )
         if self.busy:
             self._lock.release()
-            raise PoolBusyError(f"{_me()} may not use {self._what} in the middle of another call, but only close it")
+            raise PoolBusyError(
+                f"{_me()} cannot use {self._what} in the middle of another call. Only close() is possible."
+            )
         self.busy = True
         if self._waits.stopped is not None or not self._owner.is_here:
             self.end()
@@ -148,7 +152,7 @@ class OneThread:
             # A call that already closes the pool has a limit of its own.
             if not self._closing:
                 raise PoolBusyError(
-                    f"{self._what} cannot be closed yet: a call in another thread has not ended within "
+                    f"{self._what} cannot be closed yet, because a call in another thread did not end within "
                     f"close_timeout_s={self._patience_s:g} s. The call closes {self._what} when it ends."
                 )
 

@@ -27,8 +27,8 @@ def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelis
     num_envs = num_workers if num_envs is None else num_envs
     if num_envs < num_workers:
         raise ConfigurationError(
-            f"num_envs={num_envs} is fewer than num_workers={num_workers}, so some workers would have nothing to step: "
-            f"use num_workers={num_envs} or num_envs={num_workers}"
+            f"num_envs must be at least num_workers={num_workers}, so that each worker steps a sub-environment, got "
+            f"{num_envs}. Use num_workers={num_envs} or num_envs={num_workers}."
         )
     return tuple(num_envs // num_workers + (worker < num_envs % num_workers) for worker in range(num_workers))
 
@@ -59,8 +59,8 @@ def part_of(learner: Learner, num_envs: int | None, num_workers: int | None, par
     rank, world, local = learner
     if any(count is not None and 0 < count < world for count in (num_envs, num_workers)):
         raise ConfigurationError(
-            f"there are {world} learners, but num_envs={num_envs} and num_workers={num_workers}: both are counted over "
-            "all learners, each of which needs at least one"
+            f"num_envs and num_workers must be at least {world}, because each of {world} learners needs one, got "
+            f"{num_envs} and {num_workers}. Pass the total numbers of all learners."
         )
     if num_workers is None and world > 1:
         machines = world // local
@@ -125,4 +125,4 @@ def leave_to_pools(options: WorkerOptions, reasons: Mapping[str, str]) -> None:
     """
     for name, why in reasons.items():
         if getattr(options, name) != getattr(WorkerOptions, name):
-            raise ConfigurationError(f"WorkerOptions.{name} is for pools: {why}. Leave it out")
+            raise ConfigurationError(f"WorkerOptions.{name} needs a pool: {why}. Leave it out.")

@@ -29,10 +29,10 @@ def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
             where = find_unpicklable(part, name)
             if where is not None:
                 raise NotPicklableError(
-                    f"{where} cannot travel to a worker process: {error}. Make it inside the factory or the setup_fn "
-                    "instead of capturing it, or use num_workers=0"
+                    f"{where} cannot be sent to a worker process: {error}. Create it inside the factory or in "
+                    "setup_fn, or use num_workers=0."
                 ) from error
-        raise NotPicklableError(f"the pool's arguments cannot travel to a worker process: {error}") from error
+        raise NotPicklableError(f"the arguments cannot be sent to a worker process: {error}") from error
 
 
 def find_unpicklable(value: Any, where: str, above: tuple[Any, ...] = ()) -> str | None:

@@ -78,6 +78,7 @@ class Questions:
 
     def forget(self, question: Question) -> None:
         """Forget a question, whose answers are not awaited any more."""
+        # An answer that comes later has an unknown number, and is dropped.
         self._open.remove(question)
         for number in question.numbers.values():
             self._workers.calls.pop(number, None)
@@ -89,6 +90,7 @@ class Questions:
                 continue
             del self._workers.calls[question.numbers[worker]]
             if question.method in _REPEATABLE:
+                # The new process answers from the beginning, so errors that the old one had sent do not count.
                 del question.numbers[worker]
                 question.errors.pop(worker, None)
             else:

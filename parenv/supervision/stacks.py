@@ -25,12 +25,12 @@ def shown_stack(workers: Workers, worker: int) -> str:
     """Request the stack of a worker, and return it as a sentence for an error message."""
     text = workers.stack(worker)
     if not text:
-        return "It gave no stack: the process was stopped, or stuck in the kernel."
+        return "Its stack is not available, because the process was stopped or blocked in the kernel."
     return f"Its stack:\n{_of_the_user(text)}"
 
 
 def _of_the_user(stack: str) -> str:
-    """Return a stack, most recent call first, without the frames of this package below those of the user."""
+    """Return a stack, most recent call first, without the frames of this package below the user's frames."""
     lines = stack.splitlines()
     while lines and _OURS.match(lines[-1] or '  File "<string>"'):
         lines.pop()

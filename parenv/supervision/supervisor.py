@@ -62,7 +62,7 @@ class Product(NamedTuple):
         launch: Function of a worker that returns the launch of its new process, and of ``None`` the launch of all.
         briefing: Function of a worker that returns the messages for its new process.
         tell: Function that receives the event of a lost worker at once, also while it starts, and the event of its
-            return after the briefing.
+            return after the briefing. If it returns ``True`` for a loss, the restart neither waits nor counts.
         asked: Function of a worker that returns a value that changes with every answer to a request by wake-up, or
             ``None`` if no answer is due.
         processes: Whether the workers are processes, which can be killed.
@@ -140,6 +140,7 @@ class Supervisor:
             while not self.questions.answered(question):
                 self._listen(FOREVER_S)
         except BaseException:
+            # After Ctrl-C the answers may still come, and must not be taken for answers to the next question.
             self.questions.forget(question)
             raise
         return self.questions.answers(question)
@@ -171,6 +172,7 @@ class Supervisor:
             self.over = self.over or not (self._product.processes or self.workers.placement.alive())
             raise
         finally:
+            # Commits that came before an error are rollouts that the user must still get.
             self._take_commits()
         try:
             if failure is not None:
@@ -193,6 +195,7 @@ class Supervisor:
         worker, operation = failing_worker(error)
         has_failed_again = worker in self._starting and operation == NOT_STARTED
         if isinstance(error, WorkerDiedError) or has_failed_again:
+            # If this process has killed the worker, the reason of the kill explains more than SIGKILL.
             reason = self._killed.pop(worker, None)
             self._lost(worker, self._with_likely_cause(error) if reason is None else reason)
         elif self._product.processes and worker >= 0 and self._ends_only_its_worker(error, operation):
@@ -215,8 +218,8 @@ class Supervisor:
         if limit is None or not (crashed or isinstance(error, MemoryError)):
             return error
         return WorkerMemoryError(
-            f"worker {worker} (env_ids {span(workers.env_ids(worker))}) is likely out of memory {during(operation)}: "
-            f"beyond what it began with it may allocate max_memory_bytes={limit:,}. {error}",
+            f"worker {worker} (env_ids {span(workers.env_ids(worker))}) has probably reached "
+            f"max_memory_bytes={limit:,} {during(operation)}. Raise the limit, or look for a memory leak. {error}",
             **(workers.about(worker) | {"doing": operation}),
         )
 
@@ -229,11 +232,11 @@ class Supervisor:
 
     def _lost(self, worker: int, error: Exception) -> None:
         lost = Lost(worker, error)
-        self._product.tell(lost)
+        is_excused = self._product.tell(lost) is True
         # Commits that arrived before the end are events before it.
         self._take_commits()
         # The loss of a host is not a fault of the worker, which waits for another host anyway.
-        is_without_fault = isinstance(error, HostLostError) and self._options.restart is not None
+        is_without_fault = (is_excused or isinstance(error, HostLostError)) and self._options.restart is not None
         wait_s = 0.0 if is_without_fault else self._restart_limit.died(worker, time.monotonic())
         deaths = self.deaths[worker]
         if wait_s is None:
@@ -283,7 +286,10 @@ class Supervisor:
         changing = self._changing(worker)
         if changing == KILLED:
             if not self.workers.expel(worker, f"it did not kill worker {worker}"):
-                error = WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker)
+                error = WorkerTimeoutError(
+                    f"worker {worker} could not be killed, because the kernel did not end it. Kill it by hand.",
+                    worker=worker,
+                )
                 raise self._given_up(error) from self._killed[worker]
         elif changing != STARTING:
             self.time_out(worker, limit)
@@ -294,9 +300,9 @@ class Supervisor:
 
     def _without_host(self, worker: int) -> WorkerTimeoutError:
         return WorkerTimeoutError(
-            f"worker {worker} (env_ids {span(self.workers.env_ids(worker))}) has found no host with room for it within "
-            f"start_timeout_s={self._options.start_timeout_s:g} s. Start another, or raise "
-            "WorkerOptions.start_timeout_s.",
+            f"worker {worker} (env_ids {span(self.workers.env_ids(worker))}) must get a host within "
+            f"start_timeout_s={self._options.start_timeout_s:g} s, but no host had room for it. Start another host, or "
+            "raise WorkerOptions.start_timeout_s.",
             **self.workers.about(worker),
         )
 
@@ -305,7 +311,11 @@ class Supervisor:
         before = self._ready[worker]
         if pack([ready.spaces, ready.num_envs]) == pack([before.spaces, before.num_envs]):
             return True
-        error = WorkerError(f"worker {worker} was restarted and has other spaces than before", worker=worker)
+        error = WorkerError(
+            f"worker {worker} must have the same spaces after its restart, but its sub-environments have others. "
+            "Make env_fn return the same spaces in each call.",
+            worker=worker,
+        )
         if not self.workers.expel(worker, f"worker {worker} has other spaces there than before", if_room=True):
             raise self._given_up(error)
         self._killed[worker] = error

@@ -58,6 +58,7 @@ class Watch:
             limit_s = KILL_TIMEOUT_S + 2.0 * self._workers.placement.silence_s
         elif doing:
             limit_s = getattr(self._options, name) or math.inf
+        # A process that starts after another one that has not finished its start gets the whole limit.
         generation = self._workers.generation(worker)
         token = (changing, generation) if changing else (self._workers.liveness_token(worker), asked)
         return f"{name}={limit_s:g}" if self._watchdog.look(worker, now, token, limit_s) else ""

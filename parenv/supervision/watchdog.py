@@ -44,5 +44,6 @@ class Watchdog:
         if liveness_token != self._tokens[worker] or limit_s == math.inf:
             self._tokens[worker], self._same_s[worker] = liveness_token, 0.0
             return False
+        # A suspended machine, or a main process that learns for a minute, must not make a worker appear hung.
         self._same_s[worker] += min(passed_s, 2.0 * self.interval_s)
         return self._same_s[worker] >= limit_s

@@ -106,6 +106,10 @@ class Workers:
         """Return the operation of a worker in words."""
         return self._progress[worker].describe()
 
+    def env_at_work(self, worker: int) -> int:
+        """Return the env_id of the sub-environment that a worker calls, or called before its end; -1 if none."""
+        return self._progress[worker].env_id
+
     def about(self, worker: int) -> dict[str, Any]:
         """Return the attributes of an error about a worker."""
         return {"worker": worker, "env_ids": self.env_ids(worker), "pid": self.pid(worker), "doing": self.doing(worker)}
@@ -140,6 +144,7 @@ class Workers:
             try:
                 self.listen(watchdog.interval_s)
             except HostLostError as lost:
+                # Another host can take over the worker. Any other error ends the start.
                 _log.warning("%s It is started elsewhere.", str(lost))
                 self.restart(launch, lost.worker)
         ready: list[Any] = [process.ready for process in self._processes]
@@ -165,18 +170,20 @@ class Workers:
         ((usual, count),) = Counter(described).most_common(1)
         odd = [worker for worker, one in enumerate(described) if one != usual and worker not in suspected]
         suspected.update(odd)
-        why = "its sub-environments have other spaces, or another number, than those of most workers"
+        # Without a majority, it is unknown which description is right.
+        why = "its sub-environments differ in spaces or number from the sub-environments of most workers"
         expelled = [self.expel(worker, why, if_room=True) for worker in odd if 2 * count > len(described)]
         return any(expelled)
 
     def restart(self, launch: Launch, worker: int) -> None:
         """Start another process of a worker. Late messages of the former process are refused."""
         process = self._processes[worker] = _Process(Sender(worker, self._processes[worker].stands_for + 1))
+        # The new process counts its messages from 0, and the main process waits for as many as it has counted.
         self.heard[worker] = 0
         self.placement.start(launch, [process.sender])
 
     def skip_generations(self, worker: int, generation: int) -> int:
-        """Count generations from those of another run on, and return the generation of the present process."""
+        """Continue to count from the generation of another run, and return the generation of the present process."""
         process = self._processes[worker]
         process.stands_for = max(generation, process.stands_for) + 1
         return process.stands_for
@@ -221,6 +228,7 @@ class Workers:
         """End all workers, by force after the limit. It must be called once only."""
         self.closed = True
         try:
+            # A worker that collects a rollout reads no messages. It checks this flag at every row.
             self._progress[0].closing[0] = True
             for process in self._processes:
                 process.conversation.say(DRIVER, Close())
@@ -238,6 +246,7 @@ class Workers:
         if self.stopped is not None:
             raise self.stopped()
         try:
+            # An exception may have left events behind, which must not wait for further ones.
             self._events.extend(self.placement.wait(0.0 if self._events else timeout_s))
         except Exception as error:
             if error.__cause__ is None:
@@ -250,6 +259,7 @@ class Workers:
             worker = event.sender.worker
             process = self._processes[worker]
             if event.sender != process.sender:
+                # A process that was replaced may have sent messages before its end.
                 self.refused_messages += 1
                 continue
             if isinstance(event, Ended):
@@ -288,7 +298,8 @@ class Workers:
             return
         if message.sequence != process.credits[0]:
             raise ProtocolError(
-                f"the worker commits credit {message.sequence}, but not credit {process.credits[0]} before it"
+                f"credits must be committed in order, but the worker commits credit {message.sequence} before credit "
+                f"{process.credits[0]}"
             )
         process.credits.popleft()
         self.commits.append(Committed(process.sender.worker, message))
@@ -310,6 +321,7 @@ class Workers:
                 self._hear_answer(process, message.call, None)
 
     def _hear_answer(self, process: _Process, call: int, value: Any) -> None:
+        # A worker may answer only calls to itself, although the numbers of all calls are in one table.
         question = self.calls.pop(call, None) if call in process.open_calls else None
         process.open_calls.discard(call)
         if question is None:

@@ -81,7 +81,7 @@ def ledger_generation(pool_seed: int, env_id: int, seed: int) -> int:
         for restarts in range(max(0, both - MAX_REPLACEMENTS + 1), min(both + 1, MAX_RESTARTS)):
             if _seed(pool_seed, env_id, restarts, both - restarts) == seed:
                 return MAX_REPLACEMENTS * restarts + both - restarts
-    raise ValueError(f"no pool with seed={pool_seed} gives the seed {seed} to env_id {env_id}")
+    raise ValueError(f"seed must be one that a pool with seed={pool_seed} passes to env_id {env_id}, got {seed}")
 
 
 _seed = functools.cache(environment_seed)
@@ -92,22 +92,22 @@ class LedgerError(AssertionError):
 
 
 def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_length: int = 7) -> int:
-    """Audit a rollout: order, loss, duplication, torn rows, episode ends, true next observations, and new beginnings.
+    """Audit a rollout for order, loss, duplication, torn rows, episode ends, next observations and restarts.
 
-    Between two rollouts an episode may be broken off where ``restarted`` says so; with generations also within one, as
-    truncated, and both only if the next episode is of a later generation. Steps that are not ``valid`` must lie between
-    the final observation of an episode and the first of the next.
+    An episode may be cut off between two rollouts if ``restarted`` is set. With generations, it may also be truncated
+    within a rollout. In both cases the next episode must have a later generation. Steps that are not ``valid`` must be
+    between the final observation of an episode and the first one of the next episode.
 
     Args:
-        rollout: of ledger environments, as arrays.
-        expected: by env_id the ``(episode, step, ...)`` that its next observation must show; updated.
-        max_length: that of the environments.
+        rollout: Rollout of ledger environments, as arrays.
+        expected: ``(episode, step, ...)`` of the next observation, by env_id. It is updated.
+        max_length: Maximum length of an episode of these environments. Default: 7.
 
     Returns:
-        Env steps audited; those that are not valid are none.
+        Number of audited env steps, without those that are not valid.
 
     Raises:
-        LedgerError: the first thing that is wrong.
+        LedgerError: The rollout is wrong. The message contains the first difference.
     """
     observations, following = rollout.observations, rollout.next_observations()
     for column, env_id in enumerate(np.asarray(rollout.env_ids).tolist()):
@@ -115,7 +115,8 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_len
         episode, step, *before = expected.get(env_id, (0, 0, *generation))
         if rollout.restarted[column]:
             episode, step = 0, 0
-            _check_later(generation, before, 0, column)
+            if env_id in expected:
+                _check_later(generation, before, 0, column)
         else:
             generation = before
         for row in range(len(rollout.rewards)):
@@ -146,9 +147,9 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_len
 
 def _check_later(generation: list[int], than: list[int], row: int, column: int) -> None:
     if generation and generation <= than:
-        raise LedgerError(f"generation at [{row}, {column}] is {generation}, should be later than {than}")
+        raise LedgerError(f"generation at [{row}, {column}] must be later than {than}, got {generation}")
 
 
 def _equal(got: Any, wanted: Any, what: str, row: int, column: int) -> None:
     if got != wanted:
-        raise LedgerError(f"{what} at [{row}, {column}] is {got}, should be {wanted}")
+        raise LedgerError(f"{what} at [{row}, {column}] must be {wanted}, got {got}")

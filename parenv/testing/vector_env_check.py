@@ -22,13 +22,13 @@ SURE = 0.75
 """Fraction of the ends that must agree with one mode."""
 
 KNOWN = {
-    "gymnasium": "FunctionalJaxVectorEnv (1.0 to 1.4) gives a reward for a step that only resets; SyncVectorEnv and "
-    "AsyncVectorEnv in SAME_STEP keep the environment's own array as final_obs, which is wrong where it is reused",
-    "envpool": "1.2 resets in the next step; reset(seed=) is ignored: give the seed to envpool.make",
+    "gymnasium": "FunctionalJaxVectorEnv (1.0 to 1.4) returns a reward for a step that only resets. SyncVectorEnv and "
+    "AsyncVectorEnv in SAME_STEP return the environment's own array as final_obs, which is wrong if it is reused.",
+    "envpool": "1.2 resets in the next step and ignores reset(seed=). Pass the seed to envpool.make.",
     "gymnax": "GymnaxToVectorGymWrapper does not declare its mode, which is SAME_STEP. Since 1.0 it returns final "
-    "observations. 0.0.9 returns none, and marks every end as terminated and truncated",
-    "brax": "0.14: VectorGymWrapper is for OpenAI's gym and not for Gymnasium; AutoResetWrapper is SAME_STEP without "
-    "final observations",
+    "observations. 0.0.9 returns none, and marks every end as terminated and truncated.",
+    "brax": "VectorGymWrapper of 0.14 is for OpenAI's gym and not for Gymnasium. AutoResetWrapper is SAME_STEP without "
+    "final observations.",
 }
 """Known behaviour of the vector envs of some packages."""
 
@@ -44,9 +44,9 @@ class VectorEnvReport:
         problems: Violations of Gymnasium's rules, a sentence each.
         notes: Further facts, a sentence each.
 
-    >>> print(VectorEnvReport(AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, 12, ["it says another mode"]))
-    says NEXT_STEP, does SAME_STEP; 12 episodes ended
-    WRONG: it says another mode
+    >>> print(VectorEnvReport(AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, 12, ["it declares another mode"]))
+    declares NEXT_STEP, follows SAME_STEP; 12 episodes ended
+    problem: it declares another mode
     """
 
     declared: AutoresetMode | None
@@ -56,8 +56,8 @@ class VectorEnvReport:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = [f"says {_name(self.declared)}, does {_name(self.found)}; {self.ends} episodes ended"]
-        lines += [f"WRONG: {problem}" for problem in self.problems]
+        modes = f"declares {_name(self.declared, 'no mode')}, follows {_name(self.found, 'an unknown mode')}"
+        lines = [f"{modes}; {self.ends} episodes ended", *(f"problem: {problem}" for problem in self.problems)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -77,7 +77,7 @@ def check_vector_env(make: Callable[[], Any], steps: int = 1000, seed: int = 0) 
 
     >>> import gymnasium as gym
     >>> report = check_vector_env(lambda: gym.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point"))
-    says NEXT_STEP, does NEXT_STEP; ... episodes ended...
+    declares NEXT_STEP, follows NEXT_STEP; ... episodes ended...
     >>> report.problems
     []
     """
@@ -105,9 +105,9 @@ def _declared(env: Any, problems: list[str]) -> AutoresetMode | None:
     try:
         mode = autoreset_mode(env)
     except (ConfigurationError, AttributeError, TypeError):
-        problems.append('it does not say its autoreset mode: metadata["autoreset_mode"] must be an AutoresetMode')
+        problems.append('it must declare its autoreset mode. Set metadata["autoreset_mode"] to an AutoresetMode')
     if not isinstance(env, VectorEnv):
-        problems.append(f"a {type(env).__module__}.{type(env).__qualname__} is no gymnasium.vector.VectorEnv")
+        problems.append(f"it must be a gymnasium.vector.VectorEnv, got {type(env).__module__}.{type(env).__qualname__}")
     return mode
 
 
@@ -115,10 +115,10 @@ def _compare_modes(trace: Trace, history: Sequence[Step], declared: AutoresetMod
     """Find the autoreset mode from the distance between observations around ends and first observations."""
     pairs = list(_around_ends(history))
     if not pairs:
-        trace.note("no episode has ended: nothing can be told of resets; give more steps")
+        trace.note("no episode has ended, so resets were not checked. Pass more steps")
         return None
     if declared is AutoresetMode.DISABLED:
-        return declared  # The trace has reset it with a mask, and has already reported problems of that.
+        return declared  # The trace has reset it with a mask, and has already reported problems with that.
     known = any(step.finals for step in history)
     later = np.mean([_distance(trace, at) > _distance(trace, after) for at, after, _, _ in pairs])
     found = None
@@ -127,14 +127,14 @@ def _compare_modes(trace: Trace, history: Sequence[Step], declared: AutoresetMod
     elif known or later <= 1 - SURE:
         found = AutoresetMode.SAME_STEP
     if found is None:
-        trace.note("whether it resets in the same step or in the next could not be told from its observations")
+        trace.note("its observations do not show whether it resets in the same step or in the next one")
     elif declared is not None and found is not declared:
-        trace.say(f"it says {declared.name}, but what it returns where episodes end is {found.name}")
+        trace.say(f"it declares {declared.name}, but its results at the end of episodes follow {found.name}")
     if found is AutoresetMode.NEXT_STEP:
         if any(ended for _, _, _, ended in pairs):
             trace.say("a step that only resets ends an episode again")
         if any(reward != 0 for _, _, reward, _ in pairs):
-            trace.note("a step that only resets has a reward that is not 0: a pool takes it as 0")
+            trace.note("a step that only resets has a reward other than 0. A pool replaces it by 0")
     return found
 
 
@@ -160,14 +160,14 @@ def _check_finals(trace: Trace, history: Sequence[Step]) -> None:
     given = [(step, column) for step, column in ends if column in step.finals]
     if len(given) < len(ends):
         trace.note(
-            f"of {len(ends) - len(given)} of {len(ends)} ends infos do not say the final observation (final_obs): "
-            "Rollout.next_known is False there, and nothing can be bootstrapped from a truncated one"
+            f"infos do not contain the final observation (final_obs) of {len(ends) - len(given)} of {len(ends)} "
+            "episodes. Rollout.next_known is False there, and a truncated episode cannot be bootstrapped"
         )
     same = [all(map(np.array_equal, step.finals[c], [part[c] for part in step.observations])) for step, c in given]
     if same and all(same):
         trace.say(
-            "final_obs are the observations that the next episodes begin with: let the environment give a copy of the "
-            "final ones, not an array that it goes on writing to"
+            "final_obs contains the first observations of the next episodes. Return a copy of the final observations, "
+            "and not an array that the environment reuses"
         )
 
 
@@ -175,9 +175,9 @@ def _check_seeds(trace: Trace, make: Callable[[], Any], seed: int) -> None:
     """Compare runs with the same seed and with another seed."""
     one, again, other = (_run_from(make, one_seed) for one_seed in (seed, seed, seed + 1))
     if not all(map(np.array_equal, one, again)):
-        trace.say("two runs from the same seed with the same actions are different")
+        trace.say("two runs with the same seed and the same actions are different")
     elif all(map(np.array_equal, one, other)):
-        trace.note("reset(seed=) changes nothing: seed it where it is made, or all workers have the same episodes")
+        trace.note("reset(seed=) has no effect. Seed it when it is made, or all workers have the same episodes")
 
 
 def _run_from(make: Callable[[], Any], seed: int, steps: int = 20) -> list[Any]:
@@ -203,5 +203,5 @@ def _known_of(env: Any) -> list[str]:
     return [f"{name} {version} is installed. Known: {KNOWN[name]}" for name, version in versions.items()]
 
 
-def _name(mode: AutoresetMode | None) -> str:
-    return "nothing that could be told" if mode is None else mode.name
+def _name(mode: AutoresetMode | None, otherwise: str) -> str:
+    return otherwise if mode is None else mode.name

@@ -20,21 +20,21 @@ class Step(NamedTuple):
     rewards: Any
     ended: Any
     finals: dict[int, list[Any]]
-    """By column."""
+    """Final observations by column."""
 
 
 class Trace:
-    """Steps an environment with random actions and writes down what it returns.
+    """Steps an environment with random actions and records its results.
 
     Args:
-        env: it.
-        mode: that it says.
-        seed: of actions and of the reset.
-        problems: are added to, each once.
-        notes: likewise.
+        env: Environment.
+        mode: Autoreset mode that it declares.
+        seed: Seed of actions and of the reset.
+        problems: List to which problems are added, each once.
+        notes: List to which further facts are added, each once.
 
     Attributes:
-        initial: observations that episodes began with for certain, by leaf ``[K, ...]``.
+        initial: Observations of which it is certain that episodes begin with them, by leaf ``[K, ...]``.
     """
 
     def __init__(self, env: Any, mode: AutoresetMode | None, seed: int, problems: list[str], notes: list[str]) -> None:
@@ -55,10 +55,13 @@ class Trace:
         for _ in range(steps):
             stepped = self.env.step(random_actions(self._space, self.env.num_envs))
             if len(stepped) != 5:
-                self.say(f"step returns {len(stepped)} things, not observations, rewards, terminated, truncated, infos")
+                self.say(
+                    "step must return observations, rewards, terminated, truncated and infos, got "
+                    f"{len(stepped)} values"
+                )
                 break
             if any(not np.array_equal(now, then, equal_nan=True) for now, then in before):
-                self.note("it hands out arrays that it goes on writing to: copy what you keep (a pool does)")
+                self.note("it changes arrays that it has returned. Copy what you keep, as a pool does")
             step = self._taken(*stepped)
             before = list(zip(self._parts(stepped[0]), step.observations, strict=True))
             history.append(step)
@@ -87,7 +90,7 @@ class Trace:
             array = as_array(values)
             kinds, wanted = ("fiu", "numbers") if name == "rewards" else ("b", "bool")
             if array.shape != (batch,) or array.dtype.kind not in kinds:
-                self.say(f"{name} have shape {array.shape} and dtype {array.dtype}, not ({batch},) and {wanted}")
+                self.say(f"{name} must be {wanted} of shape ({batch},), got {array.dtype} of shape {array.shape}")
             flags.append(array.reshape(-1)[:batch].copy())
         self._check_infos(infos)
         ended = np.logical_or(flags[1], flags[2])
@@ -105,7 +108,7 @@ class Trace:
     def _reset(self, seed: int) -> list[Any]:
         returned = self.env.reset(seed=seed)
         if not isinstance(returned, tuple) or len(returned) != 2:
-            self.say("reset returns no pair of observations and infos")
+            self.say("reset must return observations and infos")
             returned = returned, {}
         self._check_observations(returned[0])
         return [part.copy() for part in self._parts(returned[0])]
@@ -115,7 +118,9 @@ class Trace:
         try:
             observations, _ = self.env.reset(options={"reset_mask": step.ended.copy()})
         except Exception as error:
-            self.say(f"it is DISABLED, but reset(options={{'reset_mask': ...}}) raises {type(error).__name__}: {error}")
+            self.say(
+                f"it declares DISABLED, but reset(options={{'reset_mask': ...}}) raises {type(error).__name__}: {error}"
+            )
             self.mode = None
             return
         for before, after in zip(step.observations, self._parts(observations), strict=True):
@@ -132,18 +137,18 @@ class Trace:
             wanted = (self.env.num_envs, *leaf.shape)
             if array.shape != wanted or array.dtype != leaf.dtype:
                 self.say(
-                    f"observations{leaf.name} have shape {array.shape} and dtype {array.dtype}, their space says "
-                    f"{wanted} and {np.dtype(leaf.dtype)}"
+                    f"observations{leaf.name} must have shape {wanted} and dtype {np.dtype(leaf.dtype)} like their "
+                    f"space, got {array.shape} and {array.dtype}"
                 )
 
     def _check_infos(self, infos: Any) -> None:
         if not isinstance(infos, dict):
-            self.say(f"infos are a {type(infos).__name__}, not a dict of arrays")
+            self.say(f"infos must be a dict of arrays, got a {type(infos).__name__}")
             return
         for name, values in infos.items():
             length = getattr(values, "shape", (None,))[:1] or (0,)
             if length[0] is not None and length[0] != self.env.num_envs:
-                self.note(f"the info {name!r} is not an array with a row for each sub-environment: it is left out")
+                self.note(f"the info {name!r} is left out, because it does not have a row for each sub-environment")
 
 
 def random_actions(space: Space[Any], batch: int) -> Any:

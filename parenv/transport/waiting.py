@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Container, Sequence
 from typing import Protocol
@@ -42,12 +43,14 @@ class Waiting:
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
         self._descriptors: set[int] = set()
+        self._only_descriptors = select.poll()
         self._sources: dict[Source, set[Polled]] = {}
 
     def watch(self, source: int | Source) -> None:
         """Have :meth:`wait` return also when this descriptor or source is ready."""
         if isinstance(source, int):
             self._poller.register(source, zmq.POLLIN)
+            self._only_descriptors.register(source, select.POLLIN)
             self._descriptors.add(source)
         else:
             self._sources[source] = set()
@@ -56,23 +59,32 @@ class Waiting:
         """Stop watching a descriptor or source. Call this before it is closed."""
         if isinstance(source, int):
             self._poller.unregister(source)
+            self._only_descriptors.unregister(source)
             self._descriptors.remove(source)
             return
         for polled in self._sources.pop(source):
             self._poller.unregister(polled)
 
-    def wait(self, timeout_s: float) -> set[int]:
+    def wait(self, timeout_s: float, only_descriptors: bool = False) -> set[int]:
         """Wait until something is ready, or until the limit, or :data:`MAX_WAIT_S`.
+
+        Args:
+            timeout_s: Limit in seconds.
+            only_descriptors: Whether to wait for watched descriptors only, and not for sources and sockets.
 
         Returns:
             The watched descriptors that are readable.
         """
+        timeout_ms = round(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000)
+        if only_descriptors:
+            with Heard():
+                return {descriptor for descriptor, _ in self._only_descriptors.poll(timeout_ms)}
         for source, registered in self._sources.items():
             for polled, events in source.polled():
                 self._poller.register(polled, events)
                 registered.add(polled)
         with Heard():
-            ready = {polled for polled, _ in self._poller.poll(round(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000))}
+            ready = {polled for polled, _ in self._poller.poll(timeout_ms)}
         for source in self._sources:
             source.notice(ready)
         return self._descriptors & ready

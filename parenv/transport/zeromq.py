@@ -6,7 +6,6 @@ connection itself: if no descriptor is left, ZeroMQ aborts a process that accept
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import select
@@ -113,11 +112,19 @@ class DriverSocket:
         # The rest of a message that a signal handler cut short is not another message.
         while self._is_receiving and self._socket.getsockopt(zmq.RCVMORE):
             self._socket.recv()
-        self._is_receiving = True
-        frames = None
-        # The messages of many workers arrive at once. Asking before each whether there is one takes as long as reading.
-        with contextlib.suppress(zmq.Again):
-            frames = self._socket.recv_multipart(_NOBLOCK)[1:]
+        self._is_receiving, frames = True, None
+        receive = self._socket.recv
+        try:
+            receive(_NOBLOCK)  # The routing id of the worker.
+            # A frame that is not copied knows whether another one follows. Asking the socket takes longer.
+            frame = receive(_NOBLOCK, False)
+            frames = [frame.bytes]
+            while frame.more:
+                frame = receive(_NOBLOCK, False)
+                frames.append(frame.bytes)
+        except zmq.Again:
+            # The messages of many workers arrive at once. Asking before each whether there is one takes as long.
+            pass
         self._is_receiving = False
         return frames
 
@@ -199,4 +206,4 @@ def terminate(context: zmq.Context[Any]) -> None:
         return
     thread.join(TERM_S)
     if thread.is_alive():
-        _log.warning("ZeroMQ does not end within %g s; it is left behind", TERM_S)
+        _log.warning("ZeroMQ does not end within %g s, and its threads remain", TERM_S)

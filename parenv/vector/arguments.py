@@ -59,7 +59,7 @@ def each_action(space: Space[Any], actions: Any, n: int) -> list[Any]:
     """
     each = list(iterate(batch_space(space, n), actions))
     if len(each) != n:
-        raise ValueError(f"{len(each)} actions were given for {n} sub-environments")
+        raise ValueError(f"actions must have one for each of {n} sub-environments, got {len(each)}")
     return each
 
 
@@ -76,7 +76,7 @@ def as_env_ids(env_ids: Any, num_envs: int) -> Any:
     ids = np.arange(num_envs) if env_ids is None else np.asarray(env_ids).reshape(-1)
     each = ids.tolist()
     if ids.dtype.kind not in "iu" or not each or min(each) < 0 or max(each) >= num_envs or len(set(each)) < len(each):
-        raise ValueError(f"env_ids must be different integers from 0 to {num_envs - 1}, at least one, got {each}")
+        raise ValueError(f"env_ids must be one or more different integers from 0 to {num_envs - 1}, got {each}")
     return ids.astype(np.int64, copy=False)
 
 
@@ -98,7 +98,7 @@ def without_mask(options: Any, num_envs: int) -> tuple[Sequence[int], Any]:
                 f"options must be a dict for all sub-environments, or a list with one for each, got {type(options)}"
             )
         if len(options) != num_envs:
-            raise ValueError(f"options for each sub-environment must be {num_envs}, got {len(options)}")
+            raise ValueError(f"options must have one for each of {num_envs} sub-environments, got {len(options)}")
         return range(num_envs), list(options)
     mask = options["reset_mask"]
     if not isinstance(mask, np.ndarray):

@@ -6,11 +6,13 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
+from parenv.experience.failures import EnvFailures, FailureLog
+from parenv.experience.metrics import VECTOR_ENV, metrics_of
 from parenv.memory.layout import leaves_as_data
 from parenv.memory.maps import StepBufferMap
 from parenv.memory.order import fence, full_fence
@@ -23,7 +25,8 @@ from parenv.process.futex import AVAILABLE
 from parenv.process.spinning import Spinner
 from parenv.process.wake_up import FutexWakeUps, Poller, WakeUp, sleep
 from parenv.protocol.messages import Actions, Message, Rows, StepReady
-from parenv.supervision.launch import local_launch, worker_placement
+from parenv.supervision.failures import ended_by, failure_of_worker
+from parenv.supervision.launch import local_launch, step_placement
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
@@ -44,6 +47,10 @@ class VectorStatistics:
         worker_restarts: Number of worker processes that replaced a dead one.
         spinning_seconds: Seconds for which this process polled for results before it slept, see ``spin_us``.
         workers_spinning_seconds: Seconds for which workers polled for requests before they slept, summed over workers.
+        lost_episodes: Number of episodes that were lost with a worker, by the reason in ``infos["ended_by"]``.
+        lost_episodes_by_env: The same for each sub-environment, by env_id.
+        failures: Failures of sub-environments and workers, as :class:`~parenv.EnvFailures`, most often failing ones
+            first. Exceptions that ``step`` has raised are not counted.
 
     >>> VectorStatistics(worker_restarts=0, spinning_seconds=0.5, workers_spinning_seconds=1.5).spinning_seconds
     0.5
@@ -52,6 +59,13 @@ class VectorStatistics:
     worker_restarts: int
     spinning_seconds: float
     workers_spinning_seconds: float
+    lost_episodes: Mapping[str, int] = field(default_factory=dict)
+    lost_episodes_by_env: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    failures: Sequence[EnvFailures] = ()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the statistics as a flat dict, see :meth:`parenv.AsyncWorkerPool.metrics`."""
+        return metrics_of(VECTOR_ENV, self)
 
 
 class Backend:
@@ -70,6 +84,7 @@ class Backend:
         side_data: Data that did not fit into the step buffer.
         step_errors: Exceptions of sub-environments during steps.
         warn: Function that shows each warning of workers once.
+        failures: Failures of workers, and lost episodes.
         closed: Whether the backend has ended, because of a call to :meth:`close` or because a worker was not restarted.
     """
 
@@ -77,7 +92,7 @@ class Backend:
         self._plan, self._shares = plan, plan.worker_shares
         job, all_shares, count = plan.job, plan.job.shares, len(plan.worker_shares)
         self._with_launch = local_launch(job, {"env_fns": job.factories}, inline=not count)
-        self._placement = worker_placement(plan.placement, None, job.options)
+        self._placement = step_placement(plan.placement, job)
         self._memory = SharedMemory(header_bytes(len(all_shares)))
         head = self._memory.map()
         _, said, _, heartbeats = status_slots(head, len(all_shares)).T
@@ -88,7 +103,8 @@ class Backend:
         self.warn = self.workers.warn
         self._spoke, self._any_infos = self._status[0].spoke, self._status[0].any_infos
         # A request to some of many workers changes the number on which others are about to sleep: use eventfds then.
-        steps_all = plan.batch_size == plan.num_envs or job.spinning is not None
+        all_at_once = plan.batch_size == plan.num_envs and not plan.chooses_batch_size
+        steps_all = all_at_once or job.spinning is not None
         self._signals, self._shared = (
             StepSignals(head),
             FutexWakeUps(head) if AVAILABLE and count and steps_all else None,
@@ -106,7 +122,10 @@ class Backend:
         self.questions = self._supervisor.questions
         self._resets: dict[int, Question | None] = {}
         self.beginning: list[int] = []
-        self._restarted: list[list[int]] = []
+        self._restarted: list[tuple[list[int], str]] = []
+        self._reasons: dict[int, str] = {}
+        """Reason for which each worker was lost first since its last restart."""
+        self.failures = FailureLog()
         self._dtypes: Any = None
         self._caller: CallerWorker | None = None
         self.closed = False
@@ -134,7 +153,9 @@ class Backend:
     def statistics(self) -> VectorStatistics:
         """Return the restarts and the times of polling so far."""
         spun_ns = sum(status.spun_ns[0] for status in self._status)
-        return VectorStatistics(self._supervisor.restarts, self._spun_ns[0] * 1e-9, spun_ns * 1e-9)
+        lost, failures = self.failures.lost_by_reason(), self.failures.failures()
+        polled = self._spun_ns[0] * 1e-9, spun_ns * 1e-9
+        return VectorStatistics(self._supervisor.restarts, *polled, lost, self.failures.lost_by_env(), failures)
 
     def lay_out(self, spec: StepBufferSpec) -> StepBuffer:
         """Make the step buffer and send its place to every worker."""
@@ -180,6 +201,12 @@ class Backend:
         if self._caller is not None and self._caller.pending:
             self._caller.serve()
         return bool(self._shares)
+
+    def step_here(self) -> None:
+        """Step every sub-environment in this process, without a request."""
+        assert self._caller is not None
+        self._any_infos[0] = 0
+        self._caller.step_all()
 
     def listen(self, timeout_s: float) -> None:
         """Wait for workers, at most up to the limit. The caller has called :meth:`expect` and looked at the rows."""
@@ -227,15 +254,15 @@ class Backend:
             self._receive(deadline - now)
         return deadline < math.inf
 
-    def restarted(self) -> list[list[int]]:
-        """Return the sub-environments of each worker that was restarted since the last call."""
+    def restarted(self) -> list[tuple[list[int], str]]:
+        """Return the sub-environments of each worker that was restarted since the last call, and the reason."""
         for worker, reset in list(self._resets.items()):
             if reset is None or self.questions.answered(reset):
                 self._end_beginning(worker)
                 rows = self._rows_of(worker)
                 self._step_buffer.finished[rows] = self._step_buffer.requested[rows]
                 self._requests.away.discard(worker)
-                self._restarted.append(list(self.workers.env_ids(worker)))
+                self._restarted.append((list(self.workers.env_ids(worker)), self._reasons.pop(worker)))
                 if reset is not None:
                     self.questions.answers(reset)
         restarted, self._restarted = self._restarted, []
@@ -269,6 +296,8 @@ class Backend:
 
     def _note_change(self, event: Lost | Back) -> None:
         if isinstance(event, Lost):
+            self._reasons.setdefault(event.worker, ended_by(event.reason))
+            self.failures.add(failure_of_worker(*event))
             self._leave_out(event.worker)
         else:
             self._begin_episodes(event.worker)

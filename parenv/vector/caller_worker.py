@@ -70,6 +70,10 @@ class CallerWorker:
         if pending >= ALL:
             self._task.step_all()
 
+    def step_all(self) -> None:
+        """Step every sub-environment."""
+        self._task.step_all()
+
     def answer(self, method: str, *arguments: Any) -> tuple[Any, list[BaseException]]:
         """Answer a call; also the exceptions of sub-environments."""
         try:

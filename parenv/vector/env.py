@@ -48,17 +48,19 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         max_concurrency: Limit on ``num_workers``.
         num_workers: Number of worker processes. Default: one per usable core. With 0, this process steps all
             sub-environments. ``"auto"`` chooses between both by the measured time of a step.
-        batch_size: Number of rows that :meth:`recv` returns. Default: all.
+        batch_size: Number of rows that :meth:`recv` returns. Default: all. ``"auto"`` chooses by the measured time of a
+            step, its spread, and the time of a wake-up. The policy is not measured: if it takes as long as the
+            sub-environments, half of the rows are better.
         step_timeout_s: Limit for an env step or a call, in seconds. A worker that exceeds it is killed, and the error
             shows its stack. Default: ``WorkerOptions.step_timeout_s``. ``WorkerOptions.reset_timeout_s`` is the limit
             for resets. With ``num_workers=0``, neither these limits nor the ``timeout`` of a wait have an effect.
         on_worker_death: ``"raise"``: a dead worker closes the vector env. ``"restart"``: another process replaces the
             worker, as often as ``WorkerOptions.restart`` allows. The current episodes of its sub-environments are then
-            truncated and flagged in ``infos["worker_restarted"]``.
+            truncated and flagged in ``infos["worker_restarted"]``. ``infos["ended_by"]`` has the reason.
         workers: Options of the workers, with their limits for start and close.
         placement: Machines of the workers. Default: this machine. On hosts, every step costs a network round trip, so
             prefer :class:`AsyncWorkerPool` across machines, or :meth:`send` to one half of the sub-environments while
-            the other half is under way. ``num_workers`` is required, and counts the workers on all hosts. The workers
+            the other half steps. ``num_workers`` is required, and counts the workers on all hosts. The workers
             of a lost host wait up to ``WorkerOptions.start_timeout_s`` for another host.
         caller_steps: Whether this process steps a share of the sub-environments while workers step theirs. That is
             faster for cheap steps. Without ``num_workers``, this process takes the place of one worker. A crash of
@@ -77,6 +79,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
     Attributes:
         num_workers: Number of worker processes; 0 if this process steps all sub-environments.
         num_caller_envs: Number of sub-environments that this process steps beside workers. They are the last ones.
+        batch_size: Number of rows that :meth:`recv` returns by default.
         measured_step_s: Measured seconds per env step; ``None`` without a measurement.
 
     Raises:
@@ -105,7 +108,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         max_concurrency: int | None = None,
         *,
         num_workers: int | Literal["auto"] | None = None,
-        batch_size: int | None = None,
+        batch_size: int | Literal["auto"] | None = None,
         step_timeout_s: float | None = None,
         on_worker_death: OnWorkerDeath = "raise",
         workers: WorkerOptions | None = None,
@@ -139,8 +142,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = plan.job.autoreset_mode
-        self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
         plan, session, self.measured_step_s = begin(plan, copy)
+        self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
         self._session = session
         self._pending, self._is_closed = _IDLE, False
         self._refusal = f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
@@ -169,14 +172,18 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.close()
 
     def statistics(self) -> VectorStatistics:
-        """Return the number of restarts and the time of polling so far."""
+        """Return the restarts, failures and lost episodes, and the time of polling so far."""
         return self._session.backend.statistics()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the statistics so far as a flat dict for a logger, see :meth:`parenv.AsyncWorkerPool.metrics`."""
+        return self.statistics().metrics()
 
     @property
     def envs(self) -> list[Any]:
         """The sub-environments, as in ``SyncVectorEnv``. This needs ``num_workers=0``."""
         if self.num_workers:
-            raise AttributeError("the sub-environments are in its workers: call() reaches them, or use num_workers=0")
+            raise AttributeError("envs needs num_workers=0, because workers have the sub-environments. Use call().")
         return list(self._session.backend.envs)
 
     @property
@@ -265,25 +272,27 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             actions: Batch of one action for each of these sub-environments, as in :meth:`step`.
-            env_ids: Indices of the sub-environments, none of which may be under way. Default: all.
+            env_ids: Indices of the sub-environments, all of them without a step in progress. Default: all.
 
         Raises:
             ValueError: ``env_ids`` are not different indices, or the number of actions differs.
-            AlreadyPendingCallError: One of the sub-environments, or another call, is under way.
+            AlreadyPendingCallError: A step of one of the sub-environments, or another call, is in progress.
             ResetNeeded: The mode is ``DISABLED`` and the episode of a sub-environment has ended.
         """
         with self._one_thread:
             self._check_idle("send")
             ids = as_env_ids(env_ids, self.num_envs)
             if busy := self._session.in_flight(ids):
-                raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
+                raise AlreadyPendingCallError(
+                    f"env_ids {busy} cannot be sent while they step. Call recv() first.", "send"
+                )
             self._session.send(actions, ids)
 
     def recv(self, timeout: float | None = None, batch_size: int | None = None) -> StepResults:
         """Return the results of the ``batch_size`` sub-environments that are ready first.
 
-        With ``DISABLED``, no sub-environment can be reset while others are under way. If the episodes of all others
-        have ended, this method therefore returns only the rows that are under way.
+        With ``DISABLED``, no sub-environment can be reset while others step. If the episodes of all others have ended,
+        this method therefore returns only the rows with a step in progress.
 
         Args:
             timeout: Limit of the wait, in seconds.
@@ -294,7 +303,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             sub-environment of each row. Observations are copies.
 
         Raises:
-            NoAsyncCallError: Fewer than ``batch_size`` sub-environments are under way.
+            NoAsyncCallError: Fewer than ``batch_size`` sub-environments have a step in progress.
             multiprocessing.TimeoutError: Too few were ready in time. A later call returns their results.
         """
         if batch_size is not None:
@@ -303,7 +312,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             self._check_idle("recv")
             if self._session.under_way < (batch_size := self._session.batch_size(batch_size)):
                 raise NoAsyncCallError(
-                    f"recv() returns {batch_size} rows, but only {self._session.under_way} are under way: send() more",
+                    f"recv() must return {batch_size} rows, but only {self._session.under_way} are requested. Call "
+                    "send() first.",
                     "send",
                 )
             return self._session.recv(timeout, batch_size)
@@ -380,7 +390,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_idle(name)
         if self._session.under_way:
             raise AlreadyPendingCallError(
-                f"Calling `{name}` while {self._session.under_way} sub-environments are under way: recv() them first.",
+                f"`{name}` cannot be called while {self._session.under_way} sub-environments step. Call recv() first.",
                 "send",
             )
 

@@ -42,6 +42,6 @@ class EpisodeEnds:
         if self.binding and self.flags[rows].any():
             ended = np.arange(len(self.flags))[rows][self.flags[rows]].tolist()
             raise ResetNeeded(
-                f"the episodes of env_ids {ended} have ended: with autoreset_mode=DISABLED, reset them by "
-                'reset(options={"reset_mask": terminated | truncated}) before their next step'
+                f"the episodes of env_ids {ended} have ended, so they cannot be stepped with autoreset_mode=DISABLED. "
+                'Call reset(options={"reset_mask": terminated | truncated}) first.'
             )

@@ -96,8 +96,8 @@ def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, giv
     actions, which = _distinct(of_workers, "action_space")
     if len(actions) > 1:
         raise RuntimeError(
-            f"the action space of env_id {which.index(1)}, {actions[1]}, is not that of env_id 0, {actions[0]}: "
-            "to batch actions all must be equal"
+            f"all sub-environments must have the same action space, but env_id {which.index(1)} has {actions[1]}, and "
+            f"env_id 0 has {actions[0]}. Wrap the environments so that their actions are equal."
         )
     return Spaces(first, single, batched, actions[0], batch_space(actions[0], num_envs))
 
@@ -116,7 +116,7 @@ def step_buffer_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> Step
         "the vector env",
         spec.fields()[1],
         f"observations of {observation} each from {num_envs} sub-environments, and their actions and infos",
-        "fewer sub-environments, or smaller observations, such as uint8 where they are float32",
+        "fewer sub-environments, or smaller observations, such as uint8 instead of float32",
     )
     return spec
 
@@ -125,7 +125,9 @@ def _with_given(of_workers: Sequence[SpacesOfWorker], given: Mapping[str, Space[
     """Replace the spaces that equal the given spaces by them."""
     for name, space in given.items():
         if not alike(first := of_workers[0][name][0][0], space):
-            raise ConfigurationError(f"spaces= has the {name} {space}, but env_id 0 has {first}: give that, or none")
+            raise ConfigurationError(
+                f"spaces must have the {name} of the sub-environments, {first}, got {space}. Leave spaces out."
+            )
     return [
         {
             name: ([given[name] if alike(space, given[name]) else space for space in distinct], which)

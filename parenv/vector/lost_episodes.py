@@ -7,12 +7,10 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from parenv.memory.kinds import FINAL_OBSERVATION
+from parenv.memory.kinds import ENDED_BY, FINAL_OBSERVATION, WORKER_RESTARTED
 from parenv.memory.spaces import unflatten
 from parenv.memory.step_buffer import StepBuffer
 from parenv.vector.results import Results, add_info, put
-
-FLAG = "worker_restarted"
 
 
 class LostEpisodes:
@@ -28,29 +26,30 @@ class LostEpisodes:
         wanted: Whether workers are restarted. If not, this class keeps nothing.
 
     Attributes:
-        broken: env_ids of broken rows.
+        broken: Reason for the loss of each broken row, by env_id.
     """
 
     def __init__(self, step_buffer: StepBuffer, results: Results, mode: AutoresetMode, wanted: bool) -> None:
         self._step_buffer, self._results, self._mode, self.wanted = step_buffer, results, mode, wanted
-        self.broken: set[int] = set()
+        self.broken: dict[int, str] = {}
         self._answered: dict[int, dict[str, Any]] = {}
         self._last = results.rows(range(step_buffer.spec.num_envs)) if wanted else []
 
-    def lose(self, env_ids: Sequence[int]) -> None:
-        """Mark rows whose episode was lost as broken."""
-        self.broken.update(env_ids)
+    def lose(self, env_ids: Sequence[int], ended_by: str) -> None:
+        """Mark rows whose episode was lost as broken. The reason of an earlier loss counts."""
+        for env_id in env_ids:
+            self.broken.setdefault(env_id, ended_by)
 
     def forget(self, env_ids: Sequence[int]) -> None:
         """Unmark rows that begin another episode."""
-        self.broken.difference_update(env_ids)
-        for env_id in env_ids if self._answered else ():
+        for env_id in env_ids if self.broken or self._answered else ():
+            self.broken.pop(env_id, None)
             self._answered.pop(env_id, None)
 
     def take_back(self) -> None:
         """Mark rows as broken again whose results were written here but never delivered."""
         if self._answered:
-            self.broken.update(self._answered)
+            self.broken.update({env_id: info[ENDED_BY] for env_id, info in self._answered.items()})
             self._answered.clear()
 
     def delivered(self, env_ids: Sequence[int]) -> None:
@@ -66,7 +65,7 @@ class LostEpisodes:
         step_buffer = self._step_buffer
         rows = [env_id for env_id in env_ids if env_id in self.broken]
         for env_id in rows:
-            info: dict[str, Any] = {FLAG: True}
+            info: dict[str, Any] = {WORKER_RESTARTED: True, ENDED_BY: self.broken.pop(env_id)}
             if self._mode is AutoresetMode.SAME_STEP:
                 last = [kept[env_id] if isinstance(kept, list) else kept[env_id].copy() for kept in self._last]
                 info |= {FINAL_OBSERVATION: unflatten(step_buffer.spec.observations, last), "final_info": {}}
@@ -75,7 +74,6 @@ class LostEpisodes:
             self._answered[env_id] = info
         step_buffer.rewards[rows], step_buffer.terminated[rows], step_buffer.truncated[rows] = 0.0, False, True
         step_buffer.finished[rows] = step_buffer.requested[rows]
-        self.broken.difference_update(rows)
         return set(rows)
 
     def add_to(self, infos: dict[str, Any], env_ids: Any) -> dict[str, Any]:

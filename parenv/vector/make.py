@@ -50,7 +50,7 @@ def make_vec(
     mode = getattr(vectorization_mode, "value", vectorization_mode)
     if mode not in (None, "async"):
         raise ConfigurationError(
-            f"vectorization_mode={mode!r} is not what parenv.make_vec makes: leave it out, or use gymnasium.make_vec"
+            f'vectorization_mode must be None or "async", got {mode!r}. Leave it out, or use gymnasium.make_vec.'
         )
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else _find_spec(id))
     known = spec.kwargs

@@ -38,7 +38,7 @@ class Requests:
 
     def use(self, step_buffer: StepBuffer) -> None:
         """Use the rings of this step buffer."""
-        self._others = [wake_up for wake_up in self._wake_ups if not isinstance(wake_up, FutexWakeUp)]
+        self._find_others()
         self._rings = np.split(step_buffer.orders, np.cumsum(self._shares[:-1]))
 
     def of_all(self) -> None:
@@ -77,11 +77,15 @@ class Requests:
         """Replace the wake-up of a worker whose next process begins at the head of its ring."""
         self._wake_ups[worker].close()
         self._wake_ups[worker], self._ordered[worker] = wake_up, 0
+        self._find_others()
 
     def close(self) -> None:
         """Close all wake-ups."""
         for wake_up in self._wake_ups:
             wake_up.close()
+
+    def _find_others(self) -> None:
+        self._others = [wake_up for wake_up in self._wake_ups if not isinstance(wake_up, FutexWakeUp)]
 
     def _order(self, worker: int, orders: Any) -> None:
         """Put orders into a worker's ring, which has one place for each of its rows."""

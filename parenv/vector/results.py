@@ -76,12 +76,12 @@ class Results:
         for where, (env_id, what) in left_out.items():
             if self._strict:
                 raise NotDataError(
-                    f"{what} (env_id {env_id}).\nIt cannot leave a worker, because nothing that a worker sends is "
-                    "unpickled.\nGive plain data: numbers, text, arrays, lists, dicts. Or use num_workers=0"
+                    f"{what} (env_id {env_id}), which a worker cannot send, because it is not plain data. Return "
+                    "numbers, text, arrays, lists or dicts, or use num_workers=0."
                 )
             self._warn_left_out(
-                f"{what} (env_id {env_id}), which cannot leave a worker as plain data: {where} is left out, for "
-                "this one and all others. With strict_infos=True this is an error, with num_workers=0 it is there",
+                f"{what} (env_id {env_id}), which a worker cannot send, because it is not plain data. {where} is left "
+                "out for all sub-environments. Use num_workers=0 to keep it, or strict_infos=True to raise an error.",
                 where,
             )
 
@@ -195,16 +195,18 @@ def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> 
         return
     if not values.shape:  # As Gymnasium's vector envs raise it.
         raise TypeError(
-            f"the actions{leaf.name} must be a list or an array with one for each sub-environment, got {given}. "
-            f"Give {len(env_ids)} actions"
+            f"the actions{leaf.name} must be a list or an array with one for each of {len(env_ids)} sub-environments, "
+            f"got {given}. Pass {len(env_ids)} actions."
         )
     if values.shape[1:] != leaf.shape:
         raise ConfigurationError(
-            f"the actions{leaf.name} have shape {values.shape}, but {len(env_ids)} sub-environments need "
-            f"{(len(env_ids), *leaf.shape)}"
+            f"the actions{leaf.name} must have shape {(len(env_ids), *leaf.shape)} for {len(env_ids)} "
+            f"sub-environments, got {values.shape}"
         )
     if len(values) != len(env_ids):
-        raise ConfigurationError(f"{len(values)} actions were given for {len(env_ids)} sub-environments")
+        raise ConfigurationError(
+            f"actions must have one for each of {len(env_ids)} sub-environments, got {len(values)}"
+        )
     is_guise = not hasattr(given, "dtype") and of_one_kind(values.dtype, np.dtype(leaf.dtype))
     if not is_guise and not (leaf.integral and values.dtype.kind in "iub"):
         problem = fit.problem("action", leaf, values, as_is=True)
@@ -212,4 +214,4 @@ def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> 
             raise ConfigurationError(f"the actions{leaf.name} do not fit their space: {problem}")
     for env_id, action in zip(env_ids, values, strict=True) if fit.finite else ():
         if not_finite(action):
-            raise ConfigurationError(f"the action{leaf.name} for env_id {env_id} is not finite: {action!r}")
+            raise ConfigurationError(f"the action{leaf.name} for env_id {env_id} must be finite, got {action!r}")

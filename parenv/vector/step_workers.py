@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -42,8 +41,8 @@ class StepWorkersFactories(Factories):
         """
         if min(shares) < (options.step_workers or 1):
             raise ConfigurationError(
-                f"step_workers={options.step_workers} processes have nothing to step in a worker with {min(shares)} "
-                "sub-environments: give more num_envs, or fewer step_workers or num_workers"
+                f"step_workers must be at most the number of sub-environments of a worker, {min(shares)}, got "
+                f"{options.step_workers}. Raise num_envs, or lower step_workers or num_workers."
             )
         return cls(factories.functions, factories.count, factories.registered, options, shares, first_env_id)
 
@@ -51,7 +50,7 @@ class StepWorkersFactories(Factories):
         """Make the vector env whose first sub-environment has this env_id."""
         firsts = self.first_env_id + np.cumsum([0, *self.shares[:-1]])
         count = self.shares[firsts.tolist().index(env_id)] if env_id in firsts else min(self.shares)
-        makers = [partial(Factories.make, self, one) for one in range(env_id, env_id + count)]
+        makers = [self.function(one) for one in range(env_id, env_id + count)]
         return StepWorkersEnv(makers, self.options)
 
 
@@ -77,6 +76,7 @@ class StepWorkersEnv(ParallelVectorEnv):
             setup_fn=None,
             cleanup_fn=None,
             on_env_error="raise",
+            recycle_episodes=None,  # The factories make such sub-environments already.
             step_timeout_s=None if limit is None else limit / 2,
         )
         processes = options.step_workers or 1
@@ -92,13 +92,13 @@ class StepWorkersEnv(ParallelVectorEnv):
         self.halves = [HalfOfEnvs(self, np.arange(*both)) for both in bounds]
 
     def send_to(self, env_ids: Any, actions: Any) -> None:
-        """Begin a step of these sub-environments, none of which may be under way."""
+        """Begin a step of these sub-environments. None of them may already have a step in progress."""
         with self._one_thread:
             self._check_idle("send")
             self._session.send(actions, env_ids)
 
     def recv_from(self, env_ids: Any) -> StepResults:
-        """Return the results of these sub-environments, all of which must be under way."""
+        """Return the results of these sub-environments. All of them must have a step in progress."""
         with self._one_thread:
             self._check_idle("recv")
             return self._session.recv_from(env_ids)

@@ -10,7 +10,9 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from parenv.argument_checks import at_least, one_of, options_of, positive
+from parenv.envs.entry_point import as_named_factories, command_of
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
+from parenv.envs.recycling import with_recycling
 from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
@@ -37,7 +39,7 @@ class VectorArguments:
     autoreset_mode: str | AutoresetMode
     max_concurrency: int | None
     num_workers: int | Literal["auto"] | None
-    batch_size: int | None
+    batch_size: int | Literal["auto"] | None
     step_timeout_s: float | None
     on_worker_death: OnWorkerDeath
     workers: WorkerOptions | None
@@ -61,6 +63,7 @@ class VectorPlan:
         spin_us: Microseconds of polling before a process sleeps, or ``"auto"``.
         observation_mode: ``"same"``, ``"different"``, or the batched and the single space.
         batch_size: Number of rows that ``recv`` returns.
+        chooses_batch_size: Whether a measurement decides that number.
         placement: Machines of the workers; ``None`` for this machine.
         spaces: Spaces of a sub-environment from the user, or ``None``.
         strict_infos: Whether a value in an info that has no plain form is an error.
@@ -74,6 +77,7 @@ class VectorPlan:
     spin_us: SpinUs
     observation_mode: ObservationMode
     batch_size: int
+    chooses_batch_size: bool
     placement: Placing
     spaces: Spaces | None
     strict_infos: bool
@@ -101,9 +105,11 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
         ConfigurationError: An argument is invalid.
         TypeError: ``observation_mode`` is a pair, but not of spaces.
     """
-    factories = _factories(given.env_fns)
+    options = _options(given)
+    factories = _factories(given.env_fns, options)
     _check_as_gymnasium_has_it(given)
-    num_envs, options = len(given.env_fns), _options(given)
+    _check_python(given, options)
+    num_envs = len(given.env_fns)
     batch_size = _batch_size(given.batch_size, num_envs)
     num_workers = placed_workers(given.placement, given.num_workers)
     workers = _workers(num_workers, num_envs, given.max_concurrency)
@@ -125,6 +131,7 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
         spin_us=_spin_us(given.spin_us),
         observation_mode=_checked(given.observation_mode),
         batch_size=batch_size,
+        chooses_batch_size=given.batch_size == "auto",
         placement=given.placement,
         spaces=given_spaces(given.spaces, factories),
         strict_infos=given.strict_infos,
@@ -138,7 +145,7 @@ def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPl
     job = replace(
         plan.job,
         shares=(split(plan.num_envs - caller_rows, workers) if workers else ()) + (caller_rows,) * (caller_rows > 0),
-        cores=own_cores(workers) if plan.job.options.threads == 1 and is_local and not caller_rows else None,
+        cores=own_cores(workers, plan.job.options.threads, alone=not caller_rows) if is_local else None,
         spinning=Spinning.of(plan.spin_us, workers + 1, usable_cores()) if is_local else None,
     )
     return replace(plan, job=job, caller_rows=caller_rows)
@@ -147,10 +154,12 @@ def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPl
 def _caller_steps(given: VectorArguments, workers: int) -> CallerSteps:
     wanted = given.caller_steps
     one_of("caller_steps", wanted, (True, False, "auto"))
+    if given.workers is not None and given.workers.python is not None:
+        return False
     if wanted is True and given.placement is not None:
         raise ConfigurationError(
-            "caller_steps=True cannot be combined with a placement, because the caller would wait for the network. "
-            "Leave one of them out"
+            "caller_steps=True cannot be used with a placement, because the caller would wait for the network. "
+            "Leave one of them out."
         )
     return wanted if workers and given.placement is None else False
 
@@ -160,8 +169,8 @@ def _workers_beside_the_caller(num_workers: int | str | None, workers: int, num_
     if isinstance(num_workers, int):
         if num_workers >= num_envs:
             raise ConfigurationError(
-                f"num_workers={num_workers} leaves the caller none of the {num_envs} sub-environments to step: "
-                "use fewer, or caller_steps=False"
+                f"num_workers must be less than num_envs={num_envs} with caller_steps=True, got {num_workers}. Use "
+                "fewer workers, or caller_steps=False."
             )
         return num_workers
     return min(max(1, min(workers, usable_cores() - 1)), num_envs - 1)
@@ -169,40 +178,64 @@ def _workers_beside_the_caller(num_workers: int | str | None, workers: int, num_
 
 def _spin_us(spin_us: Any) -> SpinUs:
     if spin_us != "auto" and (isinstance(spin_us, bool) or not isinstance(spin_us, int | float) or not spin_us >= 0):
-        raise ConfigurationError(f'spin_us must be microseconds, at least 0, or "auto", got {spin_us!r}')
+        raise ConfigurationError(f'spin_us must be a number of at least 0 microseconds or "auto", got {spin_us!r}')
     if spin_us != "auto" and spin_us > MAX_SPIN_US:
         raise ConfigurationError(
-            f"spin_us={spin_us} is more than {MAX_SPIN_US}: use less, so that processes sleep in long waits"
+            f"spin_us must be at most {MAX_SPIN_US}, so that processes sleep in long waits, got {spin_us}"
         )
     return cast("SpinUs", spin_us)
 
 
-def _factories(env_fns: Any) -> Factories:
+def _factories(env_fns: Any, options: WorkerOptions) -> Factories:
     if isinstance(env_fns, str) or not isinstance(env_fns, Sequence):
         raise ConfigurationError(
-            "env_fns must be a sequence with one factory for each sub-environment, such as "
-            f"[make_env] * 64, got {env_fns!r}; parenv.make_vec takes an env id and num_envs"
+            "env_fns must be a sequence with one factory for each sub-environment, such as [make_env] * 64, got "
+            f"{env_fns!r}. For an env id, use parenv.make_vec(env_id, num_envs=64)."
         )
-    return as_factories(env_fns)
+    factories = as_factories(env_fns) if options.python is None else as_named_factories(env_fns)
+    return with_recycling(factories, options.recycle_episodes)
+
+
+def _check_python(given: VectorArguments, options: WorkerOptions) -> None:
+    """Refuse what needs the environments in this interpreter."""
+    if options.python is None:
+        return
+    command_of(options.python)
+    for name, value, refused in (
+        ("num_workers", given.num_workers, (0, "auto")),
+        ("batch_size", given.batch_size, ("auto",)),
+        ("caller_steps", given.caller_steps, (True,)),
+        ("spaces", given.spaces, ("make",)),
+    ):
+        if any(value is one or (isinstance(one, str) and value == one) for one in refused):
+            raise ConfigurationError(
+                f"{name}={value!r} cannot be combined with WorkerOptions(python=...), because it makes or measures "
+                "environments with the code of this interpreter. Leave it out."
+            )
+    if given.placement is not None:
+        raise ConfigurationError(
+            "WorkerOptions(python=...) cannot be combined with a placement, because hosts step environments in the "
+            "interpreter that runs parenv worker. Leave one of them out."
+        )
 
 
 def _check_as_gymnasium_has_it(given: VectorArguments) -> None:
     """Check the arguments of Gymnasium's class that have no effect."""
     if given.worker is not None:
         raise ConfigurationError(
-            "a custom worker function cannot be honoured: workers step many sub-environments each, over shared memory. "
-            "Put what it does into an environment wrapper, or into WorkerOptions(setup_fn=...)"
+            "worker must be None, because workers of parenv step many sub-environments over shared memory, got "
+            f"{given.worker!r}. Move its code to an environment wrapper or to WorkerOptions(setup_fn=...)."
         )
     if given.context not in (None, "fork", "spawn", "forkserver"):
         raise ConfigurationError(
-            f"context must be a start method of multiprocessing, got {given.context!r}. All mean the same here: "
-            "workers are forked from a helper process, as safe as spawn and as fast as fork"
+            f"context must be a start method of multiprocessing, got {given.context!r}. Leave it out: parenv always "
+            "forks workers from a fork server."
         )
 
 
 _FOR_POOLS = {
-    "on_env_error": "in a vector env the exception is raised, and the env goes on",
-    "step_threads": "a vector env steps who is ready with send and recv",
+    "on_env_error": "a vector env raises the exception, and can be used afterwards",
+    "step_threads": "a vector env steps the sub-environments that are ready with send and recv",
     "step_workers": "the workers of a vector env do not act",
     "rollout_device": "a vector env has no rollouts",
 }
@@ -214,7 +247,9 @@ def _options(given: VectorArguments) -> WorkerOptions:
     leave_to_pools(options, _FOR_POOLS)
     restarts = one_of("on_worker_death", given.on_worker_death, get_args(OnWorkerDeath)) == "restart"
     if restarts and options.restart is None:
-        raise ConfigurationError('on_worker_death="restart" needs a RestartPolicy, but WorkerOptions has restart=None')
+        raise ConfigurationError(
+            'on_worker_death="restart" needs a RestartPolicy, got WorkerOptions(restart=None). Leave restart out.'
+        )
     if given.step_timeout_s is not None:
         positive("step_timeout_s", given.step_timeout_s, " seconds or None")
     return replace(
@@ -224,11 +259,15 @@ def _options(given: VectorArguments) -> WorkerOptions:
     )
 
 
-def _batch_size(batch_size: int | None, num_envs: int) -> int:
-    if batch_size is None:
+def _batch_size(batch_size: int | str | None, num_envs: int) -> int:
+    if batch_size is None or batch_size == "auto":
         return num_envs
+    if isinstance(batch_size, str):
+        raise ConfigurationError(
+            f'batch_size must be an integer, None or "auto", got {batch_size!r}. Pass one of these.'
+        )
     if at_least("batch_size", batch_size, 1) > num_envs:
-        raise ConfigurationError(f"batch_size={batch_size} is more than the {num_envs} sub-environments there are")
+        raise ConfigurationError(f"batch_size must be at most num_envs={num_envs}, got {batch_size}")
     return batch_size
 
 
@@ -242,8 +281,8 @@ def _workers(num_workers: int | str | None, num_envs: int, max_concurrency: int 
         raise ConfigurationError(f'num_workers must be an integer, None or "auto", got {num_workers!r}')
     at_least("num_workers", num_workers, 0)
     if num_workers > most:
-        limit = f"max_concurrency={max_concurrency}" if most < num_envs else f"the {num_envs} sub-environments"
-        raise ConfigurationError(f"num_workers={num_workers} is more than {limit}: use num_workers={most}")
+        limit = f"max_concurrency={max_concurrency}" if most < num_envs else f"num_envs={num_envs}"
+        raise ConfigurationError(f"num_workers must be at most {limit}, got {num_workers}")
     return num_workers
 
 

@@ -8,10 +8,12 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from parenv.envs.step_cost import StepCost
 from parenv.errors import SubEnvironmentError
 from parenv.placement.base import drained
 from parenv.process.forks import Owner
@@ -56,6 +58,7 @@ class VectorSession:
             self.metadata, self.render_mode = {**first.metadata, "autoreset_mode": mode}, first.render_mode
             self._step_buffer = self.backend.lay_out(step_buffer_spec(self.spaces, plan.num_envs, mode))
         except BaseException:
+            # The workers run already, and nothing else would end them.
             self.close(plan.job.options.close_timeout_s)
             raise
         num_envs = plan.num_envs
@@ -85,13 +88,15 @@ class VectorSession:
         self._take_restarts()
         self._stepping = True
         if self._late:
+            # Workers may still read the actions of the late step. The caller may change its arrays until they are done.
             self._deferred = (copy.deepcopy(actions),)
             return
         self._write_actions(actions, None)
         self._number(_ALL)
+        # A request to all would also step the rows whose lost episodes are answered here.
         if self._lost.broken:
             self._request(self._all)
-        else:
+        elif self._plan.worker_shares:
             self.backend.request_all()
 
     def end_step(self, timeout: float | None, name: str) -> StepResults:
@@ -103,7 +108,10 @@ class VectorSession:
             self._drop_late_results()
             self.begin_step(actions)
             timeout = None if timeout is None else max(0.0, began + timeout - time.monotonic())
-        self._wait(self._settled, timeout, name)
+        if self._plan.worker_shares:
+            self._wait(self._settled, timeout, name)
+        else:
+            self._step_here()
         if self._tracks_ends:
             # An exception of one sub-environment discards the results of the others, so note their ends first.
             self._ends.note(_ALL)
@@ -112,6 +120,7 @@ class VectorSession:
         infos = self._lost.add_to(self.read_infos(None) if has_infos else {}, self._all)
         if self._tracks_ends:
             self._lost.delivered(self._all)
+        # Workers overwrite these arrays in the next step.
         flags = step_buffer.terminated.copy(), step_buffer.truncated.copy()
         return self._results.observations(None), step_buffer.rewards.copy(), *flags, infos
 
@@ -143,6 +152,7 @@ class VectorSession:
         else:
             self._answers(timeout, name)
         self._take_messages()
+        # The infos of the other rows are from their last step, and must not be returned again.
         self._step_buffer.info_kinds[others] = 0
         infos = self.read_infos(None)
         self._deliver(self._all)
@@ -157,6 +167,7 @@ class VectorSession:
         """
         if not self.under_way:
             if self._late:
+                # Messages of a call that timed out must be dropped before messages of this request can arrive.
                 self._wait(self._settled, None, "send")
                 self._drop_late_results()
             self._lost.take_back()
@@ -181,6 +192,7 @@ class VectorSession:
         self._wait(lambda: self._enough_ready(batch_size), timeout, "recv", rows)
         self._take_messages()
         ids = self._ready
+        # The oldest requests come first, or a slow sub-environment could wait forever behind faster ones.
         if len(ids) > batch_size:
             ids = ids[np.argsort(self._step_buffer.requested[ids], kind="stable")[:batch_size]]
         results = self._received(ids)
@@ -194,7 +206,7 @@ class VectorSession:
         return self._received(ids)
 
     def in_flight(self, ids: Any) -> list[int]:
-        """Return those of these sub-environments that are under way."""
+        """Return the sub-environments among these with a step in progress."""
         return ids[self._in_flight[ids]].tolist() if self.under_way else []
 
     def begin_call(
@@ -221,10 +233,15 @@ class VectorSession:
         results.fit.any_kind = True
         self.read_infos = lambda env_ids: {each: results.each_info()}
 
-    def measured_step(self, timeout: float) -> float:
-        """Return the seconds per env step, from a sub-environment that worker 0 makes for the measurement."""
+    def measured_step(self, timeout: float) -> StepCost:
+        """Return the time of an env step, from a sub-environment that worker 0 makes for the measurement."""
         self._question = self.backend.begin("measure", {0: ([],)})
-        return float(self._answers(timeout, "the measurement of a step")[0][0])
+        step_s, spread_s = self._answers(timeout, "the measurement of a step")[0][0]
+        return StepCost(float(step_s), float(spread_s))
+
+    def choose_batch_size(self, rows: int) -> None:
+        """Set the number of rows that ``recv`` returns by default."""
+        self._plan = replace(self._plan, batch_size=rows)
 
     def close(self, timeout_s: float) -> None:
         """End the workers, unless this process is a fork of their owner. Idempotent."""
@@ -268,6 +285,7 @@ class VectorSession:
         backend, deadline = self.backend, math.inf if timeout is None else time.monotonic() + timeout
         try:
             while True:
+                # expect() comes before the look at the rows, so a worker that finishes after the look notifies.
                 if backend.serve_own():
                     backend.expect(rows)
                 if self._is_over(done):
@@ -283,9 +301,20 @@ class VectorSession:
         finally:
             self._stepping, self._resetting = False, ()
 
+    def _step_here(self) -> None:
+        """Step all sub-environments in this process, which has no workers to wait for."""
+        try:
+            self.backend.step_here()
+        finally:
+            self._stepping = False
+        if self.stopped is not None:
+            raise self.stopped()
+
     def _is_over(self, done: Callable[[], bool]) -> bool:
         """Tell whether a condition holds, after all earlier messages of workers were received."""
         while True:
+            # The condition comes first. A worker counts its messages before it writes the number of its answer, so
+            # all messages of the answers that the condition has seen are received below.
             over = done()
             heard = self.backend.catch_up()
             if not self._take_restarts() and (over or not heard or not done()):
@@ -296,6 +325,7 @@ class VectorSession:
         try:
             self._wait(lambda: self.backend.questions.answered(question), timeout, name)
         except multiprocessing.TimeoutError:
+            # The answer may still come, and must not be taken for the answer of a later call.
             self.backend.questions.forget(question)
             raise
         finally:
@@ -348,6 +378,7 @@ class VectorSession:
             self._results.take(drained(backend.side_data))
         if backend.step_errors:
             errors = sorted(drained(backend.step_errors), key=_env_id_of)
+            # A sub-environment that raised has no result for which recv could wait.
             self._in_flight[[env_id for error in errors if (env_id := _env_id_of(error)) < len(self._all)]] = False
             self.under_way = int(np.count_nonzero(self._in_flight))
             raise_all(errors)
@@ -377,11 +408,12 @@ class VectorSession:
         """
         if not self._lost.wanted:
             return False
-        for restarted in (restarts := self.backend.restarted()):
+        for restarted, ended_by in (restarts := self.backend.restarted()):
             stepping = self._all if self._stepping else np.flatnonzero(self._in_flight).tolist()
             ended = self._ends.flags
             lost = [env_id for env_id in restarted if not ended[env_id] and env_id not in self._resetting]
-            self._lost.lose(lost)
+            self._lost.lose(lost, ended_by)
+            self.backend.failures.add_lost([(env_id, ended_by) for env_id in lost])
             self._lost.answer_broken([env_id for env_id in lost if env_id in stepping])
             self._repeat_request([env_id for env_id in restarted if ended[env_id] and env_id in stepping], reset=False)
             if self._question is None:
@@ -394,6 +426,6 @@ class VectorSession:
 
 
 def _env_id_of(error: BaseException) -> int:
-    """The sub-environment that raised an exception; a number beyond all of them if the exception does not name it."""
+    """Return the sub-environment that raised an exception, or a number beyond all of them if it is unknown."""
     where = error.__cause__
     return sys.maxsize if not isinstance(where, SubEnvironmentError) or where.env_id is None else where.env_id

@@ -1,15 +1,16 @@
-"""Choose between worker processes and this process, for ``num_workers="auto"`` and ``caller_steps``."""
+"""Choose the number of workers, the share of this process and the rows of ``recv`` by measurements."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from parenv.envs.step_cost import measured_step_s
+from parenv.envs.step_cost import StepCost, measured_step
 from parenv.errors import WorkerTimeoutError
 from parenv.process.cores import usable_cores
 from parenv.process.spinning import WAKE_UP_S
@@ -37,46 +38,90 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
         return _with_the_caller(plan, copy)
     session = VectorSession(plan, copy)
     # If the caller steps the only sub-environment, the workers have none, so there is no choice.
-    if plan.inline or not plan.measured:
+    if plan.inline or not (plan.measured or plan.chooses_batch_size):
         return plan, session, None
     try:
-        step_s = session.measured_step(plan.job.options.start_timeout_s)
+        cost = session.measured_step(plan.job.options.start_timeout_s)
         waking_s = round_trip_s(session.backend, plan.job.options.start_timeout_s)
     except BaseException as error:
         session.close(plan.job.options.close_timeout_s)
         if not isinstance(error, Exception):
             raise
         # Random actions may be illegal. The worker that measured may hang or have ended, so start all workers again.
+        chosen = (
+            'num_workers="auto" starts one worker per core' if plan.measured else 'batch_size="auto" chooses all rows'
+        )
         warnings.warn(
-            f'num_workers="auto" takes one worker per core, because no step could be measured with random actions: '
+            f"{chosen}, because the time of a step with random actions could not be measured: "
             f"{type(error).__name__}: {error}",
             stacklevel=2,
         )
-        plan = replace(plan, measured=False)
+        plan = replace(plan, measured=False, chooses_batch_size=False)
         return plan, VectorSession(plan, copy), None
-    if parallel_pays(step_s, plan.job.shares, usable_cores(), waking_s):
-        return plan, session, step_s
+    if not plan.measured or parallel_pays(cost.step_s, plan.job.shares, usable_cores(), waking_s):
+        return _with_batch_size(plan, session, cost, waking_s)
     session.close(plan.job.options.close_timeout_s)
     plan = shared_out(plan, 0)
-    return plan, VectorSession(plan, copy), step_s
+    return plan, VectorSession(plan, copy), cost.step_s
 
 
 def _with_the_caller(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, float | None]:
     """Begin a session in which this process steps a share, or may do so."""
-    step_s, native = None, "unknown"
+    cost, native = None, "unknown"
     # Random actions may be illegal. The plan then stays, and the first step shows the error of the environment.
     with contextlib.suppress(Exception):
-        step_s, native = measured_step_s(plan.job.factories, 0)
+        cost, native = measured_step(plan.job.factories, 0)
     workers, num_envs = len(plan.worker_shares), plan.num_envs
     waking_s = SPINNING_S if plan.job.spinning else WAKE_UP_S
     if plan.caller_steps == "auto" and (native or usable_cores() <= workers):
         plan = replace(shared_out(plan, plan.workers_alone), caller_steps=False)
         return begin(plan, copy)
-    if step_s is not None:
-        plan = shared_out(plan, workers, rows_of_caller(num_envs, workers, step_s, waking_s))
-        if plan.measured and not parallel_pays(step_s, plan.job.shares, usable_cores(), waking_s):
+    if cost is not None:
+        plan = shared_out(plan, workers, rows_of_caller(num_envs, workers, cost.step_s, waking_s))
+        if plan.measured and not parallel_pays(cost.step_s, plan.job.shares, usable_cores(), waking_s):
             plan = shared_out(plan, 0)
-    return plan, VectorSession(plan, copy), step_s
+    session = VectorSession(plan, copy)
+    return (plan, session, None) if cost is None else _with_batch_size(plan, session, cost, waking_s)
+
+
+def _with_batch_size(
+    plan: VectorPlan, session: VectorSession, cost: StepCost, waking_s: float
+) -> tuple[VectorPlan, VectorSession, float]:
+    """Choose the number of rows of ``recv``, if a measurement decides it."""
+    if plan.chooses_batch_size and not plan.inline:
+        rows = rows_of_batch(plan.num_envs, len(plan.job.shares), cost, waking_s + STEP_OVERHEAD_S)
+        plan = replace(plan, batch_size=rows)
+        session.choose_batch_size(rows)
+    return plan, session, cost.step_s
+
+
+def rows_of_batch(num_envs: int, workers: int, cost: StepCost, call_s: float) -> int:
+    """Return the number of rows that ``recv`` should return: all, a half, a quarter, and so on.
+
+    With all rows at once, every worker waits for the slowest one. With a part of the rows, few workers wait, but the
+    main process is called for every part, and the workers wait if it is not done with the others.
+
+    Args:
+        num_envs: Number of sub-environments.
+        workers: Number of workers.
+        cost: Time of an env step.
+        call_s: Seconds of the main process for a call of ``send`` and ``recv``, with the wake-ups.
+
+    >>> steady, random = StepCost(step_s=1e-3, spread_s=0.0), StepCost(step_s=1e-3, spread_s=1e-3)
+    >>> rows_of_batch(64, 16, steady, call_s=1e-4), rows_of_batch(64, 16, random, call_s=1e-4)
+    (64, 4)
+    >>> rows_of_batch(64, 16, StepCost(step_s=5e-6, spread_s=5e-6), call_s=1e-4)
+    64
+    """
+    rows = num_envs / workers
+    # The expected maximum of normally distributed times.
+    slowest_s = cost.spread_s * math.sqrt(2.0 * rows * math.log(workers))
+
+    def round_s(parts: int) -> float:
+        return max(parts * call_s, rows * cost.step_s + call_s + slowest_s / parts)
+
+    halvings = [1 << exponent for exponent in range(workers.bit_length())]
+    return math.ceil(num_envs / min(halvings, key=round_s))
 
 
 def rows_of_caller(num_envs: int, workers: int, step_s: float, waking_s: float) -> int:
@@ -107,7 +152,10 @@ def round_trip_s(backend: Backend, timeout_s: float) -> float:
         echoed = backend.echo()
         while backend.expect(0) or not echoed():
             if (left := deadline - time.monotonic()) <= 0:
-                raise WorkerTimeoutError(f"not every worker woke up within {timeout_s:g} s")
+                raise WorkerTimeoutError(
+                    f"not every worker woke up within start_timeout_s={timeout_s:g} s. Raise "
+                    "WorkerOptions.start_timeout_s if they only need longer."
+                )
             backend.listen(left)
         taken.append(time.perf_counter() - began)
     return statistics.median(taken)

@@ -19,8 +19,8 @@ from parenv.policy.snapshots import WeightsReader, module_of
 from parenv.worker.writing import RolloutWriter
 
 _WAYS_OUT = (
-    'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
-    'outputs=("actions", ...)) or a callable that picks the actions'
+    'Wrap a network that returns logits or a tuple in TorchPolicy(module, method="...", outputs=("actions", ...)), '
+    "or in a callable that returns the actions."
 )
 
 
@@ -72,7 +72,7 @@ class ActionFit:
         except (KeyError, IndexError, TypeError) as error:
             names = ", ".join(leaf.name or "values without a fixed size" for leaf in self._actions)
             raise PolicyOutputError(
-                f"the policy must return actions nested as the action space is, with {names}: "
+                f"the policy must return actions nested like the action space, with {names}: "
                 f"{type(error).__name__} {error}"
             ) from error
 
@@ -82,16 +82,15 @@ class ActionFit:
         array, wanted = np.asarray(_array(values)), (batch, *leaf.shape)
         if array.shape == wanted and array.dtype == leaf.dtype:
             return array
-        problem: str | None = "its shape is another"
+        problem: str | None = "the shape differs"
         if array.shape == wanted:
             guise = leaf.integral and array.dtype.kind in "iub" and np.array_equal(array.astype(leaf.dtype), array)
             problem = None if guise else self._fit.problem("action", leaf, array)
             if problem is None:
                 return array
         raise PolicyOutputError(
-            f"the policy returned actions{leaf.name} of shape {array.shape} and dtype {array.dtype}, but the space "
-            f"needs shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} sub-environments ({problem}). "
-            f"{_WAYS_OUT}"
+            f"the policy must return actions{leaf.name} of shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} "
+            f"sub-environments, got shape {array.shape} and dtype {array.dtype} ({problem}). {_WAYS_OUT}"
         )
 
 
@@ -100,7 +99,7 @@ def _array(values: Any) -> Any:
         return array_or_list(values)
     except ValueError as error:
         raise PolicyOutputError(
-            f"the policy returned a {type(values).__name__} that is not an array. {_WAYS_OUT}"
+            f"the policy must return an array of actions, got a {type(values).__name__}. {_WAYS_OUT}"
         ) from error
 
 
@@ -277,9 +276,8 @@ class Actor:
             method = f"{type(policy.module).__name__}.{policy.method}"
             self.fit.warn_once(
                 "deterministic",
-                "An evaluation with deterministic=True draws random numbers, because "
-                f"{method} acts in it as in training. "
-                "Give TorchPolicy(..., deterministic_method=...), or evaluate with deterministic=False.",
+                f"An evaluation with deterministic=True draws random numbers, because {method} acts as in training. "
+                "Pass TorchPolicy(..., deterministic_method=...), or evaluate with deterministic=False.",
             )
         return found
 
@@ -334,14 +332,14 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
     for leaf, values in zip(of, actions, strict=True):
         if leaf.dtype is None and len(values) != batch:
             raise PolicyOutputError(
-                f"the policy returned {len(values)} actions{leaf.name} for {batch} sub-environments: give each one"
+                f"the policy must return one action{leaf.name} for each of {batch} sub-environments, got {len(values)}"
             )
     if all(leaf.dtype is not None and np.dtype(leaf.dtype).kind in "iub" for leaf in of):
         columns = [np.asarray(values).astype(leaf.dtype) for leaf, values in zip(of, actions, strict=True)]
         for row in range(batch):
             action = unflatten(of, [values[row] for values in columns])
             if not space.contains(action):
-                raise PolicyOutputError(f"the policy returned the action {action!r}, which is not in {space}")
+                raise PolicyOutputError(f"the policy must return actions in {space}, got {action!r}")
 
 
 def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> tuple[Extra, ...]:
@@ -360,8 +358,8 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
         array = as_array(value)
         if array.shape[: len(leading)] != leading or array.dtype.kind not in "?biufc":
             raise PolicyOutputError(
-                f"{by} returned {name!r} of shape {array.shape} and dtype {array.dtype}; "
-                f"it must be numeric and its shape begin with {leading}"
+                f"the extra {name!r} of {by} must be numeric with a shape that begins with {leading}, got shape "
+                f"{array.shape} and dtype {array.dtype}"
             )
         extras.append(Extra(name, array.shape[len(leading) :], array.dtype.str, by == "postprocess"))
     return tuple(extras)
@@ -378,9 +376,9 @@ def carry_of(carry: Any, batch: int) -> tuple[Leaf, ...]:
         array = as_array(value)
         if isinstance(value, list) or array.shape[:1] != (batch,) or array.dtype.kind not in "?biufc":
             raise PolicyOutputError(
-                f"the policy's carry{Leaf(path).name} is a {type(value).__name__} of shape {array.shape} and dtype "
-                f"{array.dtype}. It must be numeric, with one row for each of the {batch} sub-environments. Return "
-                "arrays or tensors, nested only in dicts and tuples"
+                f"the policy's carry{Leaf(path).name} must be numeric with one row for each of {batch} "
+                f"sub-environments, got a {type(value).__name__} of shape {array.shape} and dtype {array.dtype}. "
+                "Return arrays or tensors, nested only in dicts and tuples."
             )
     return rows_as_leaves(found)
 

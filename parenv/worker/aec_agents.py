@@ -201,9 +201,8 @@ class AECAgentsCollector(AgentsCollector):
             env = self.envs[column]
             if not env.agents:
                 if not self._is_writing:
-                    raise ObservationError(
-                        f"no agent of env_id {self.assignments.env_ids[column]} can act after its reset"
-                    )
+                    env_id = self.assignments.env_ids[column]
+                    raise ObservationError(f"reset() must leave an agent that can act, but env_id {env_id} has none")
                 self._truncate_left(column)
                 self._end_episode(column, self._taken[column] - 1)
                 self._reset(column, None)

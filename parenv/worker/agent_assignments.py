@@ -204,8 +204,8 @@ class AgentAssignments:
         agent_row = self.agent_rows[column].get(agent)
         if agent_row is None:
             raise ObservationError(
-                f"env_id {self.env_ids[column]} has the agent {agent!r}, which is not among its possible_agents "
-                f"{list(self.agent_rows[column])}"
+                f"possible_agents must contain every agent, but env_id {self.env_ids[column]} has the agent {agent!r} "
+                f"and possible_agents {list(self.agent_rows[column])}"
             )
         return agent_row
 
@@ -261,8 +261,8 @@ class AgentAssignments:
         if self.spec.found[of].group != group:
             theirs = self.spec.groups[self.spec.found[of].group].agents
             raise ConfigurationError(
-                f"policy_of returned {name!r} for agent {agent!r} in episode {episode.number} of env_id "
-                f"{episode.env_id}, but {of!r} acts for {list(theirs)}, whose spaces are others: give {agent!r} a "
-                "policy of its own"
+                f"policy_of must return a policy with the spaces of the agent, got {name!r} for agent {agent!r} in "
+                f"episode {episode.number} of env_id {episode.env_id}, but {of!r} acts for {list(theirs)} with other "
+                f"spaces. Give {agent!r} a policy of its own."
             )
         return name

@@ -15,6 +15,7 @@ from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.experience.agent_rollouts import RolloutsByPolicy
 from parenv.experience.assembly import assemble_agents
+from parenv.experience.endings import ENVIRONMENT_ERROR, INDEX
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.protocol.messages import Credit
@@ -24,6 +25,8 @@ from parenv.worker.policy_set import PolicySet
 from parenv.worker.replacements import Replacements
 from parenv.worker.single_agent_collector import Seconds
 from parenv.worker.writing import AgentWriter, RolloutWriter
+
+_LOST_BY = INDEX[ENVIRONMENT_ERROR]
 
 
 class AgentsCollector:
@@ -68,7 +71,7 @@ class AgentsCollector:
         self.assignments.clear()
         self._begin_episodes(enumerate(seeds))
 
-    def load(self, place: int, snapshot: bytes) -> None:
+    def load(self, version: int, place: int, snapshot: bytes) -> None:
         """Load a table of versions. The first one begins the episodes, because it takes policies to assign."""
         self.assignments.policies.load(place, snapshot)
         self.assignments.update_policies()
@@ -162,7 +165,7 @@ class AgentsCollector:
         spaces_of(self.envs, self.assignments.env_ids[0])
 
     def take_replaced(self) -> list[list[Any]]:
-        """Return ``[env_id, doing, exception as text]`` of each replaced sub-environment since the last call."""
+        """Return ``[env_id, doing, exception, traceback]`` of each replaced sub-environment since the last call."""
         return [] if self.replacements is None else self.replacements.take_causes()
 
     def _lasting(self) -> dict[str, Any]:
@@ -212,6 +215,7 @@ class AgentsCollector:
             policy.own_carry()
         for group, mine in zip(self.assignments.groups, writer.groups, strict=True):
             mine.finish(group.assigned)
+        _write_open(self.assignments, writer.groups[0].own["open", 0])
 
     def _reset(self, column: int, seed: int | None) -> Any:
         """Reset a sub-environment and assign its agents; return what the reset returned."""
@@ -225,7 +229,7 @@ class AgentsCollector:
             except (Exception, SystemExit) as error:
                 found = self._replacement_of(column, error)
         if not self.envs[column].agents:
-            raise ObservationError(f"env_id {env_id} has no agents after its reset")
+            raise ObservationError(f"reset() must leave at least one agent, but env_id {env_id} has none")
         self.assignments.begin_episode(column)
         self._truncated[column] = False
         return found
@@ -248,27 +252,37 @@ class AgentsCollector:
             if group.who[agent_row.row] == NOBODY:
                 continue
             if not count:
+                self.assignments.groups[0].returns[column] += group.returns[agent_row.row] if agent_row.group else 0.0
                 policy_rows = [
                     policy for policy in self.assignments.policy_rows.values() if policy.group == agent_row.group
                 ]
                 mine.begin_anew(agent_row.row, {policy.name: policy.initial for policy in policy_rows})
             elif mine.goes_on(agent_row.row, count - 1):
                 mine.keep_final(agent_row.row, count)
-                self._end_part(agent_row.group, agent_row.row, count - 1, False, column, uncounted)
+                self._end_part(agent_row.group, agent_row.row, count - 1, False, column, uncounted, lost_by=_LOST_BY)
             if agent_row.group:
                 group.who[agent_row.row] = NOBODY
 
     def _end_part(
-        self, index: int, row: int, step: int, terminated: bool, column: int, uncounted: int = 0, reward: float = 0.0
+        self,
+        index: int,
+        row: int,
+        step: int,
+        terminated: bool,
+        column: int,
+        uncounted: int = 0,
+        reward: float = 0.0,
+        lost_by: int = 0,
     ) -> None:
         """End an agent's part of an episode, or the whole episode. The final observation has been written already.
 
         ``uncounted`` steps of this rollout are not counted in lengths yet. ``reward`` is not counted in returns yet.
+        ``lost_by`` is the reason of an end by which the episode is lost.
         """
         group = self.assignments.groups[index]
         seconds, _ = group.clocks.end(row, None)
         episode_return, length = float(group.returns[row] + reward), int(group.lengths[row]) + uncounted
-        end = End(step, row, terminated, not terminated, seconds)
+        end = End(step, row, terminated, not terminated, seconds, lost_by=lost_by)
         self._writer.groups[index].add_end(end, episode_return, length, self.assignments.numbers[column])
         self._truncated[column] |= not terminated
         if index:
@@ -278,3 +292,13 @@ class AgentsCollector:
     def _end_episode(self, column: int, step: int, uncounted: int = 0) -> None:
         """End the whole episode of a sub-environment."""
         self._end_part(0, column, step, not self._truncated[column], column, uncounted)
+
+
+def _write_open(assignments: AgentAssignments, records: Any) -> None:
+    """Write the episodes in progress. The return of an agent is added to the others when its part ends."""
+    envs, *agents = assignments.groups
+    records["length"], records["number"] = envs.lengths, assignments.numbers
+    records["seconds"], records["return"] = envs.clocks.seconds(), envs.returns
+    for group in agents:
+        returns = np.where(group.who == NOBODY, 0.0, group.returns)
+        records["return"] += returns.reshape(len(records), -1).sum(1)

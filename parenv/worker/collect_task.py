@@ -14,7 +14,7 @@ from parenv.worker.differentiator import NOTHING_LEARNED, Differentiated, Differ
 from parenv.worker.evaluation import BESIDE, IN_PLACE, Evaluation
 from parenv.worker.job import Job
 from parenv.worker.single_agent_collector import Seconds, StopCollectingError
-from parenv.worker.task import ENV_METHODS, PENDING, Context, Loads
+from parenv.worker.task import ENV_METHODS, Context, Loads, PendingAnswers
 from parenv.worker.writing import RolloutWriter, SlotWriters
 
 W = TypeVar("W")
@@ -28,7 +28,7 @@ class Collector(Protocol[W_contra]):
     Each has a row loop of its own, because the time per row decides there.
     """
 
-    def load(self, place: int, snapshot: bytes) -> None:
+    def load(self, version: int, place: int, snapshot: bytes) -> None:
         """Load a version of the policy, or a table of versions of the named policies."""
 
     def collect(self, writer: W_contra) -> Seconds:
@@ -51,7 +51,7 @@ class Collector(Protocol[W_contra]):
         """
 
     def take_replaced(self) -> list[list[Any]]:
-        """Return ``[env_id, doing, exception as text]`` of each replaced sub-environment since the last call."""
+        """Return ``[env_id, doing, exception, traceback]`` of each replaced sub-environment since the last call."""
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the sub-environments."""
@@ -106,7 +106,7 @@ class CollectTask:
             self._output.say(self._collect(credit))
 
     def answer(self, method: str, *arguments: Any) -> Any:
-        """Answer a call. ``PENDING``: :meth:`play_for` returns the answer."""
+        """Answer a call, see :class:`~parenv.worker.task.Task`."""
         if method in ENV_METHODS:
             return self._ask_envs(method, *arguments)
         answers: dict[str, Callable[..., Any]] = {
@@ -119,7 +119,7 @@ class CollectTask:
         }
         return answers[method](*arguments)
 
-    def play_for(self, seconds: float) -> Any:
+    def play_for(self, seconds: float) -> PendingAnswers:
         """Continue with a pending evaluation, see :meth:`~parenv.worker.evaluation.Evaluation.play_for`."""
         return self._evaluation.play_for(seconds)
 
@@ -152,7 +152,7 @@ class CollectTask:
             self._progress.begin("loading the policy")
             # A load that fails may leave parts of two versions. The next rollout must not trust the old number.
             self._loaded = (-1, -1)
-            self._collector.load(place, snapshot)
+            self._collector.load(version, place, snapshot)
             self._loaded = (version, place)
         return version
 
@@ -164,8 +164,7 @@ class CollectTask:
         self, episodes: int, deterministic: bool, number: int, where: str, version: int, place: int, snapshot: bytes
     ) -> Any:
         if where == BESIDE:
-            self._evaluation.begin(episodes, deterministic, number, place, snapshot)
-            return PENDING
+            return self._evaluation.begin(episodes, deterministic, number, place, snapshot)
         self._load(version, place, snapshot)
         return self._evaluation.run(episodes, deterministic, number, where == IN_PLACE)
 

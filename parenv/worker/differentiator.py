@@ -72,18 +72,15 @@ class Differentiator:
         import torch
 
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            got = f"one of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
-            raise GradientError(
-                f"loss_fn must return a scalar tensor, or one and a dict of metrics, but returned {got}"
-            )
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
+            raise GradientError(f"loss_fn must return a scalar tensor, or (loss, metrics), got a loss of {got}")
         if not loss.requires_grad:
             raise GradientError(_INDEPENDENT)
 
 
 _INDEPENDENT = (
-    "the loss that loss_fn returned does not depend on the policy's parameters: compute it from the policy that "
-    "loss_fn is given, without detach() or no_grad(); Rollout.extras are what the policy said while acting, without "
-    "a gradient"
+    "the loss of loss_fn must depend on the policy's parameters. Compute it from the policy that loss_fn receives, "
+    "without detach() or no_grad(). Rollout.extras are outputs of the acting policy and have no gradient."
 )
 
 

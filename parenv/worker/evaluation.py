@@ -1,4 +1,4 @@
-"""Evaluate a version of the policy by whole episodes, in sub-environments of their own or in those of the training."""
+"""Evaluate a version of the policy by whole episodes, in new sub-environments or in the ones of the training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import numpy as np
 
 from parenv.envs.seeding import RandomState, evaluation_seed
 from parenv.experience.assembly import episodes_of
+from parenv.experience.endings import indices_of
 from parenv.memory.layout import RolloutSpec
 from parenv.worker.agents_collector import AgentsCollector
 from parenv.worker.single_agent_collector import SingleAgentCollector, StopCollectingError, private_writer
-from parenv.worker.task import PENDING, Context
+from parenv.worker.task import Context, Pending, PendingAnswers
 from parenv.worker.writing import AgentWriter, writer_in_own_memory
 
 MAX_STEPS = 16
@@ -71,7 +72,7 @@ class EpisodeRunner(ABC):
 
     @abstractmethod
     def answer(self) -> tuple[Any, ...]:
-        """Return returns, lengths, seconds and env_ids of the episodes, each ``[episodes]``.
+        """Return the columns of the episodes, each ``[episodes]``: see :meth:`EpisodeStatistics.columns`.
 
         Named policies add a dict with the same columns by policy, and with agents and episode numbers.
         """
@@ -91,9 +92,10 @@ class EnvsEpisodeRunner(EpisodeRunner):
         self._records: list[Any] = []
 
     def answer(self) -> tuple[Any, ...]:
-        """Return returns, lengths, seconds and env_ids of the episodes."""
+        """Return the columns of the episodes."""
         played = episodes_of(np.array(self._records), self._collector.env_ids)
-        return played.returns, played.lengths, played.seconds, played.env_ids
+        ended_by = np.array(indices_of(played.ended_by), np.int64)
+        return played.returns, played.lengths, played.seconds, played.env_ids, ended_by
 
     def _collect(self, steps: int) -> None:
         collector = self._collector
@@ -102,7 +104,7 @@ class EnvsEpisodeRunner(EpisodeRunner):
             self._writer = private_writer(collector.spec, collector.stepper.num_envs)
         collector.collect(self._writer)
         for record in self._writer.end_records().copy():
-            if self.wanted[record["column"]] and record["counts"]:
+            if self.wanted[record["column"]] and record["counts"] and not record["void"]:
                 self.wanted[record["column"]] -= 1
                 self._records.append(record)
 
@@ -119,9 +121,9 @@ class AgentsEpisodeRunner(EpisodeRunner):
         self._resize(MAX_STEPS)
 
     def answer(self) -> tuple[Any, ...]:
-        """Return returns, lengths, seconds and env_ids of the episodes, and columns by policy."""
-        by_policy = {name: _columns(records, 6) for name, records in self._by_policy.items()}
-        return *_columns(self._whole, 4), by_policy
+        """Return the columns of the episodes, and columns by policy."""
+        by_policy = {name: _columns(records, 7) for name, records in self._by_policy.items()}
+        return *_columns(self._whole, 5), by_policy
 
     def _resize(self, steps: int) -> None:
         """Set the rollout length."""
@@ -144,7 +146,7 @@ class AgentsEpisodeRunner(EpisodeRunner):
             column = int(record["column"])
             if self.wanted[column]:
                 self.wanted[column] -= 1
-                self._whole.append([*_figures(record), env_ids[column]])
+                self._whole.append([*_figures(record), env_ids[column], int(record["ended_by"])])
                 for name, part in self._parts.pop((column, number)):
                     self._by_policy[name].append(part)
 
@@ -155,7 +157,8 @@ class AgentsEpisodeRunner(EpisodeRunner):
             for record, number in zip(*mine.ended(), strict=True):
                 column, place = divmod(int(record["column"]), len(group.agents))
                 name = self._names[int(mine.policies[record["step"], record["column"]])]
-                part = [*_figures(record), assignments.env_ids[column], group.agents[place], number]
+                env_id, ended_by = assignments.env_ids[column], int(record["ended_by"])
+                part = [*_figures(record), env_id, ended_by, group.agents[place], number]
                 self._parts[column, number].append((name, part))
 
 
@@ -193,7 +196,7 @@ class Evaluation(Generic[A]):
 
     Args:
         context: Job of the task, and its connections to the worker.
-        training: Policies that act in the training.
+        training: Function that returns the policies with the version that was loaded last for the training.
         make: Function that makes the policies of a job, for evaluations beside the training.
         begin: Function that begins episodes in sub-environments of their own.
         begin_in_place: Function that begins episodes in the sub-environments of the training. Default: not supported.
@@ -203,7 +206,7 @@ class Evaluation(Generic[A]):
     def __init__(
         self,
         context: Context[Any],
-        training: A,
+        training: Callable[[], A],
         make: Callable[[Any], A],
         begin: Begin[A],
         begin_in_place: Begin[A] | None = None,
@@ -213,6 +216,7 @@ class Evaluation(Generic[A]):
         self._begin_apart, self._begin_in_place, self._restart = begin, begin_in_place, restart
         self._beside: A | None = None
         self._runner: EpisodeRunner | None = None
+        self._pending = Pending()
 
     @property
     def acting(self) -> A | None:
@@ -234,19 +238,21 @@ class Evaluation(Generic[A]):
         begin = self._begin_in_place if in_place else self._begin_apart
         assert begin is not None
         try:
-            return self._runner_of(begin, self._training, episodes, deterministic, number).play_all()
+            return self._runner_of(begin, self._training(), episodes, deterministic, number).play_all()
         finally:
             if in_place:
                 self._restart()
 
-    def begin(self, episodes: int, deterministic: bool, number: int, place: int, snapshot: bytes) -> None:
+    def begin(self, episodes: int, deterministic: bool, number: int, place: int, snapshot: bytes) -> Pending:
         """Begin to evaluate a version beside the training; :meth:`play_for` continues."""
         self._beside = self._beside or self._make(self._context.load_job())
         self._beside.load(place, snapshot)
         self._runner = self._runner_of(self._begin_apart, self._beside, episodes, deterministic, number)
+        self._pending = Pending()
+        return self._pending
 
-    def play_for(self, seconds: float) -> Any:
-        """Continue for about this many seconds; return the answer, or ``PENDING`` if it is not complete."""
+    def play_for(self, seconds: float) -> PendingAnswers:
+        """Continue for about this many seconds; return the answer if it is complete."""
         until, runner = time.perf_counter() + seconds, self._runner
         assert runner is not None
         self._context.progress.begin("evaluate")
@@ -256,8 +262,8 @@ class Evaluation(Generic[A]):
                 runner.play_piece()
             if runner.is_over:
                 self._runner = None
-                return runner.answer()
-        return PENDING
+                return [(self._pending, runner.answer())]
+        return []
 
     def _runner_of(self, begin: Begin[A], acting: A, episodes: int, deterministic: bool, number: int) -> EpisodeRunner:
         job, worker = self._context.job, self._context.sender.worker

@@ -37,7 +37,7 @@ def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, mo
         doing=doing,
         kind=[kind.__module__, kind.__qualname__],
         message=text,
-        traceback=_traceback_of(error),
+        traceback=traceback_of(error),
         attributes={name: value for name, value in vars(error).items() if is_data(value, MAX_ATTRIBUTE_BYTES)},
     )
 
@@ -50,7 +50,7 @@ def text_of(error: BaseException) -> str:
         return f"<{type(error).__name__}, which cannot say what it is: {type(another).__name__}>"
 
 
-def _traceback_of(error: BaseException) -> str:
+def traceback_of(error: BaseException) -> str:
     """Return the traceback as text, from the first frame of the user's code on, if it has one."""
     within: BaseException | None = error
     while within is not None:

@@ -27,6 +27,7 @@ class HalfBatchCollector(SingleAgentCollector):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._halves: list[tuple[slice, VectorStepper]] = []
+        self._in_halves = False
         first = 0
         envs: Any = self.stepper.envs[0]
         for half in envs.halves:
@@ -40,6 +41,13 @@ class HalfBatchCollector(SingleAgentCollector):
         for _, stepper in self._halves:
             stepper.take_over()
 
+    def _write_open(self, writer: RolloutWriter) -> None:
+        if self._in_halves:
+            for columns, stepper in self._halves:
+                stepper.write_open(writer.own["open", 0][columns])
+        else:
+            super()._write_open(writer)
+
     def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
         """Fill a rollout.
 
@@ -47,7 +55,8 @@ class HalfBatchCollector(SingleAgentCollector):
             StopCollectingError: The main process wants this worker to end.
         """
         spec = self.spec
-        if enough is not None or not all(leaf.dtype for leaf in (*spec.observations, *spec.actions)):
+        self._in_halves = enough is None and all(leaf.dtype for leaf in (*spec.observations, *spec.actions))
+        if not self._in_halves:
             return super().collect(writer, enough)
         self._begin_writing(writer)
         halves = [HalfBatch(self, writer, columns, stepper) for columns, stepper in self._halves]

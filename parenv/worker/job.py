@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import pkgutil
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -13,13 +13,21 @@ from gymnasium.vector import AutoresetMode
 
 from parenv.envs.factories import Factories
 from parenv.experience.gradient import GradientLayout
+from parenv.memory.layout import WHOLE_EPISODES
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.options import WorkerOptions
 from parenv.policy.assignment import UNNAMED, PolicyOf
 from parenv.policy.snapshots import flat_layout, module_of
+from parenv.process.cores import CoreSets
 from parenv.process.spinning import Spinning
 from parenv.worker.member import Fitness
 from parenv.worker.task import Context, Prepared
+
+
+def _named(name: str) -> Any:
+    """Return a class by ``module:class``. ``pkgutil`` would compile a regular expression in every worker."""
+    module, _, own = name.partition(":")
+    return getattr(importlib.import_module(module), own)
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class WorkerJob:
         seed: Root of all seeds.
         first_worker: Number of workers of learners with a lower rank.
         first_env_id: Number of sub-environments of learners with a lower rank.
-        cores: Core of each worker, or ``None``.
+        cores: Cores of each worker, or ``None`` if each may use all.
         device: Device of the worker that has this job.
     """
 
@@ -58,7 +66,7 @@ class WorkerJob:
     seed: int
     first_worker: int = 0
     first_env_id: int = 0
-    cores: tuple[int, ...] | None = None
+    cores: CoreSets | None = None
     device: str = "cpu"
     entry: ClassVar[str] = "parenv.worker.process:serve_messages"
     """``module:function`` that a worker process runs."""
@@ -67,7 +75,7 @@ class WorkerJob:
 
     def prepare(self, context: Context[Self]) -> Prepared:
         """Make the sub-environments of a worker."""
-        make = pkgutil.resolve_name(self.prepared_by)
+        make = _named(self.prepared_by)
         return make(self, context.sender, context.progress, context.output)  # type: ignore[no-any-return]
 
     def of_worker(self, worker: int) -> Self:
@@ -130,6 +138,36 @@ class MemberJob(WorkerJob):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpisodeJob(WorkerJob):
+    """Job of workers that play the episodes of an evaluation.
+
+    Args:
+        policy: Policy.
+        tasks: Name of each task. The factories have the same order.
+        deterministic: Value of ``policy.settings["deterministic"]``.
+        max_episode_steps: Number of env steps after which an episode is truncated, or ``None``.
+        infos: Names of the infos of the last step that are returned.
+        infos_of_policy: Names of the infos that the policy takes, if the main process acts.
+        acts: Whether the workers act. If not, the main process does.
+    """
+
+    prepared_by: ClassVar[str] = "parenv.worker.episode_task:EpisodeTask"
+    prepared_by_if_stepped: ClassVar[str] = "parenv.worker.episode_task:SteppedEpisodeTask"
+    policy: Any
+    tasks: tuple[str, ...]
+    deterministic: bool
+    max_episode_steps: int | None
+    infos: tuple[str, ...]
+    infos_of_policy: tuple[str, ...] = ()
+    acts: bool = True
+
+    def prepare(self, context: Context[Self]) -> Prepared:
+        """Make the sub-environments of a worker."""
+        make = _named(self.prepared_by if self.acts else self.prepared_by_if_stepped)
+        return make(self, context.sender, context.progress, context.output)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job(WorkerJob):
     """Job of workers that collect rollouts.
 
@@ -142,7 +180,9 @@ class Job(WorkerJob):
         num_envs_is_given: Whether the user has set the number of sub-environments.
         gradient: Configuration of gradients, or ``None`` for experience.
         infos: Default of each named info, or ``None`` if it has no default.
-        settings: Settings of version 0 by policy, in addition to those of the policy.
+        settings: Settings of version 0 by policy, in addition to the policy's own.
+        keeps: With whole episodes as experience, number of publishes that the version of an episode may be behind
+            before the episode changes to the newest version. ``None``: it never changes.
     """
 
     prepared_by: ClassVar[str] = "parenv.worker.single_agent_envs:SingleAgentEnvs"
@@ -156,16 +196,22 @@ class Job(WorkerJob):
     gradient: GradientJob | None
     infos: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]]
+    keeps: int | None = None
 
     def prepare(self, context: Context[Self]) -> Prepared:
         """Make the sub-environments of a worker."""
-        make = pkgutil.resolve_name(self.prepared_by_if_named if self.is_named else self.prepared_by)
+        make = _named(self.prepared_by_if_named if self.is_named else self.prepared_by)
         return make(context)  # type: ignore[no-any-return]
 
     @property
     def is_named(self) -> bool:
         """True if the policies have names."""
         return UNNAMED not in self.policies
+
+    @property
+    def in_parts(self) -> bool:
+        """True if workers send parts of whole episodes."""
+        return self.rollout_length == WHOLE_EPISODES and self.gradient is None
 
     @property
     def policy(self) -> Any:

@@ -43,7 +43,7 @@ class Member:
     def __init__(self, policy: Any, **parts: Any) -> None:
         as_policy(policy)
         if taken := [name for name in parts if name in _OWN or name.startswith("_")]:
-            raise ConfigurationError(f"a part of a Member may not be called {taken[0]!r}: give it another name")
+            raise ConfigurationError(f"a part of a Member cannot be named {taken[0]!r}. Give it another name.")
         self.policy = policy
         self.hyperparameters: dict[str, float] = {}
         self.number = -1
@@ -52,7 +52,7 @@ class Member:
 
     def __getattr__(self, name: str) -> Any:
         parts = ", ".join(vars(self).get("_names", ())) or "none"
-        raise AttributeError(f"this member has no part {name!r}: its parts are {parts}")
+        raise AttributeError(f"this member has no part {name!r}. Its parts are: {parts}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Fitness:
     deterministic: bool = True
 
     def __post_init__(self) -> None:
-        at_least("Fitness.episodes", self.episodes, int(self.score is None), "; 0 is for a score that needs none")
+        at_least("Fitness.episodes", self.episodes, int(self.score is None), ". 0 needs a score function.")
         is_callable("Fitness.score", self.score)
 
 
@@ -90,7 +90,7 @@ def made(make_member: Any, number: int, hyperparameters: Mapping[str, float], de
     member = make_member(dict(hyperparameters))
     if not isinstance(member, Member):
         raise ConfigurationError(
-            f"make_member must return a parenv.Member, such as Member(agent, optimizer=optimizer), got {member!r}"
+            f"make_member must return a parenv.Member, got {member!r}. Return Member(agent, optimizer=optimizer)."
         )
     member.number, member.hyperparameters = number, dict(hyperparameters)
     for part in (module_of(member.policy), *(getattr(member, name) for name in member._names)):
@@ -130,8 +130,8 @@ def restore(member: Member, state: Mapping[str, Any]) -> None:
     tensors = {} if module is None else tensors_of(module)
     if tensors.keys() != state["tensors"].keys() or set(member._names) != state["parts"].keys():
         raise ConfigurationError(
-            f"make_member made member {member.number} otherwise than before, with the parts {sorted(member._names)} "
-            f"and the tensors {sorted(tensors)}: parts and names must not depend on hyper-parameters"
+            f"make_member must make member {member.number} with the same parts and tensors as before, got the parts "
+            f"{sorted(member._names)} and the tensors {sorted(tensors)}. Make both independent of hyper-parameters."
         )
     for name, tensor in tensors.items():
         _take(tensor, with_tensors(state["tensors"][name]))
@@ -175,7 +175,7 @@ def _data(value: Any, where: str) -> Any:
     if hasattr(value, "__dict__") and not hasattr(value, "dtype"):
         kind = type(value)
         raise NotDataError(
-            f"{where} of a member is a {kind.__module__}.{kind.__qualname__}, which cannot be copied to another: give "
-            "it state_dict and load_state_dict, or make it plain data"
+            f"{where} of a member is a {kind.__module__}.{kind.__qualname__}, which cannot be copied to another "
+            "member. Give it the methods state_dict and load_state_dict, or store plain data."
         )
     return value

@@ -12,7 +12,7 @@ import numpy as np
 from parenv.envs.fitting import Fit
 from parenv.envs.normalising import Statistics, get_statistics, set_statistics
 from parenv.envs.seeding import RandomState, member_seed
-from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.episodes import NO_EPISODES, EpisodeStatistics
 from parenv.memory.layout import RolloutSpec
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.spaces import describe, leaves
@@ -163,7 +163,7 @@ class MemberTask:
             metrics = self._job.learn(member, given)
             env_steps += rollout.num_steps
             updates += 1
-            returns += rollout.episodes.returns.tolist()
+            returns += rollout.episodes.finished.returns.tolist()
         mean_return = float(np.mean(returns)) if returns else float("nan")
         metrics = {} if metrics is None else numbers_of(metrics, "learn", TypeError)
         return {"env_steps": env_steps, "mean_return": mean_return, "metrics": metrics}
@@ -171,13 +171,13 @@ class MemberTask:
     def _measure(self, member: Member, actor: Actor, seed: int) -> dict[str, Any]:
         """Measure a member by episodes that it does not learn from."""
         fitness = self._job.fitness
-        episodes = EpisodeStatistics.of((), (), (), ())
+        episodes = NO_EPISODES
         if fitness.episodes:
             with actor.deterministic(fitness.deterministic):
                 self._measuring.normalise_by(self._training.statistics, updating=False)
                 spec = replace(self._spec, rollout_length=MAX_STEPS)
                 collector, _ = self._measuring.collector(actor, spec, seed + 1, self._worker)
-                episodes = EpisodeStatistics.of(*EnvsEpisodeRunner(collector, fitness.episodes).play_all())
+                episodes = EpisodeStatistics.of_columns(*EnvsEpisodeRunner(collector, fitness.episodes).play_all())
         self._progress.begin("fitness")
         score = episodes.mean_return if fitness.score is None else float(fitness.score(member, episodes))
         return {"score": score, "episodes": episodes.columns()}

@@ -76,11 +76,11 @@ class MultiAgentEnvs:
         if job.options.on_env_error == "restart_env":
             first, generation = self._env_ids.start, context.sender.generation
             collector.replacements = Replacements(job, collector, first, generation, context.progress)
-        evaluation = Evaluation(context, policies, make_policies, self._begin_episodes)
+        evaluation = Evaluation(context, lambda: policies, make_policies, self._begin_episodes)
         return CollectTask(context, self._env_ids, collector, writers, evaluation)
 
     def close(self) -> None:
-        """Close all sub-environments, also those of evaluations."""
+        """Close all sub-environments of the training and of evaluations."""
         with contextlib.ExitStack() as stack:
             for env in reversed((*self._envs, *self._scratch_envs)):
                 stack.callback(env.close)

@@ -134,8 +134,8 @@ class ParallelAgentsCollector(AgentsCollector):
         if error.args != (agent,):
             return error
         return ObservationError(
-            f"agent {agent!r} of env_id {self.assignments.env_ids[column]} acted, but step() returned nothing for it: "
-            "observations, rewards, terminations and truncations must have every agent that acted"
+            f"step() must return an observation, a reward, a termination and a truncation for every agent that acted, "
+            f"but agent {agent!r} of env_id {self.assignments.env_ids[column]} is missing"
         )
 
     def _end(self, index: int, row: int, step: int, observation: Any, terminated: bool, column: int) -> None:
@@ -190,7 +190,9 @@ class ParallelAgentsCollector(AgentsCollector):
             if group.who[row] == NOBODY:
                 if agent not in observations:
                     env_id = self.assignments.env_ids[column]
-                    raise ObservationError(f"agent {agent!r} of env_id {env_id} is active, but has no observation")
+                    raise ObservationError(
+                        f"each active agent must have an observation, but agent {agent!r} of env_id {env_id} has none"
+                    )
                 self.assignments.activate(index, row)
                 group.write(self._rows[index], row, observations[agent])
                 if self._infos[index]:

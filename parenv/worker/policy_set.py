@@ -164,7 +164,7 @@ class PolicyRows:
             for row, value in zip(rows.tolist(), values, strict=True):
                 if not_finite(value):
                     raise PolicyOutputError(
-                        f"the action of policy {self.name!r} for {self.describe(row)} is not finite: {value!r}"
+                        f"the action of policy {self.name!r} for {self.describe(row)} must be finite, got {value!r}"
                     )
         return fitted
 

@@ -55,8 +55,8 @@ def infos_in(names: Mapping[str, Any], taken: Collection[str], of_each: Sequence
             array = np.asarray(value)
             if array.dtype.kind not in "?biuf":
                 raise ConfigurationError(
-                    f"infos names {name!r}, which is {type(value).__name__}: only numbers, booleans and arrays of "
-                    "those can come along in a rollout"
+                    f"infos must name numbers, booleans or arrays of them, got {name!r} of type "
+                    f"{type(value).__name__}. Leave it out, or convert it in the environment."
                 )
             is_taken = not {name, f"_{name}"}.isdisjoint(taken)
             found.append(Info(name, array.shape, array.dtype.str, is_taken, default))
@@ -126,7 +126,7 @@ def not_in_resets(needed: Sequence[str], of_each: Sequence[Found]) -> Configurat
     returned = sorted({str(name) for info in of_each for name in info})
     return ConfigurationError(
         f"reset() must return the infos {needed}, which the policy takes without a default, got {returned}. "
-        "Correct the names, have the environment return them, or give the parameters defaults"
+        "Correct the names, return them from the environment, or give the parameters defaults."
     )
 
 
@@ -154,9 +154,9 @@ class _KeptInfos(InfoRows):
 def _never_returned(absent: Sequence[str], infos: Sequence[Found]) -> ConfigurationError:
     returned = sorted({str(name) for info in infos for name in info})
     return ConfigurationError(
-        f"infos names {', '.join(map(repr, absent))}, but neither resets nor {len(infos)} steps of an episode "
-        f"returned that: what they returned is {returned}. Correct the name, or, if only some steps return the info, "
-        f"give it a default: infos={{{absent[0]!r}: False}} or another number or array"
+        f"infos must name infos of the environment, got {', '.join(map(repr, absent))}, but the resets and "
+        f"{len(infos)} steps of an episode returned only {returned}. Correct the name, or, if only some steps return "
+        f"the info, give it a default: infos={{{absent[0]!r}: False}} or another number or array."
     )
 
 
@@ -233,13 +233,13 @@ def probe(
         actions, extras, following = actor.act(rows, initial, infos)
     except Exception as error:
         shapes = ", ".join(str(getattr(part, "shape", f"({batch},)")) for part in rows)
-        error.add_note(f"The policy was given a batch, observations of shape {shapes}: a row for each sub-environment.")
+        error.add_note(f"The policy received a batch of observations of shape {shapes}, a row per sub-environment.")
         raise
     check_actions(spec.actions, action_space, actor.actions.fitted(actions, batch), batch)
     if carry and carry_of(following, batch) != carry:
         raise PolicyOutputError(
-            f"the policy's carry must keep its structure, shapes and dtypes: it began as {carry} and became "
-            f"{carry_of(following, batch)}"
+            f"the policy's carry must keep its structure, shapes and dtypes: initial_carry returned {carry}, and act "
+            f"returned {carry_of(following, batch)}"
         )
     return extras_of(extras, (batch,), "policy"), carry
 
@@ -284,7 +284,7 @@ def probe_postprocess(
     more = extras_of(returned, (spec.rollout_length, batch), "postprocess")
     both = {extra.name for extra in spec.extras} & {extra.name for extra in more}
     if both:
-        raise PolicyOutputError(f"policy and postprocess both return {sorted(both)}: choose other names")
+        raise PolicyOutputError(f"policy and postprocess must return different extras, but both return {sorted(both)}")
     return more
 
 
@@ -343,7 +343,7 @@ def _probe_policy(job: Job, name: str, policy: Any, candidates: Sequence[Any], s
             refusals.append(PolicyOutputError(f"policy {name!r} for agent {agents[0]!r}: {error}"))
         except Exception as error:
             refusal = ConfigurationError(
-                f"policy {name!r} cannot act for agent {agents[0]!r}, whose observations are "
+                f"policy {name!r} cannot act for agent {agents[0]!r} with the observation space "
                 f"{spaces_of[0][agents[0]]}: {type(error).__name__}: {error}"
             )
             refusal.__cause__ = error
@@ -379,8 +379,8 @@ def _groups_drawn(job: Job, groups: Sequence[tuple[str, ...]]) -> Mapping[str, i
                     before, other = agents.setdefault(name, (index, agent))
                     if before != index:
                         raise ConfigurationError(
-                            f"policy {name!r} is to act for the agents {other!r} and {agent!r}, whose spaces are "
-                            "different: give each its own policy, or pad the spaces in the environment"
+                            f"all agents of policy {name!r} must have the same spaces, but {other!r} and {agent!r} "
+                            "have different ones. Give each its own policy, or pad the spaces in the environment."
                         )
     return {name: index for name, (index, _) in agents.items()}
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import cloudpickle
 
+from parenv.memory.round_signals import RoundSignals
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import code
 from parenv.process.spinning import Spinner
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.process.wake_up import Answers, FutexWaiter, WakeUp, counts_of
 from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import Commit, Message
 from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.step_task import StepTask
 from parenv.worker.worker import Worker
@@ -27,10 +29,10 @@ def serve_messages(arguments: dict[str, Any], *descriptors: int) -> int:
 
     All messages that have arrived are read before the next task begins.
 
-    The wake-ups, if any, are that of the main process, and the two that alternate in asking all workers to load a
-    version, see :class:`~parenv.pool.versions.Synchronization`. Without them versions come by message only.
+    The first wake-up, if there are any, wakes the main process. The other two alternate in requests to all workers to
+    load a version, see :class:`~parenv.pool.versions.Synchronization`. Without them, versions come by message only.
     """
-    with _opened(arguments, *descriptors) as (worker, socket, wake_ups):
+    with _opened(arguments, *descriptors, in_rounds=True) as (worker, socket, wake_ups):
         while worker.open:
             try:
                 busy = worker.work()
@@ -53,7 +55,7 @@ def serve_steps(arguments: dict[str, Any], *descriptors: int) -> int:
     Both kinds come with a wake-up, so this loop waits in one place only. The main process is notified after the data
     is written: by the last worker that finishes its rows of a step, and after each message.
 
-    The wake-ups are that of the main process and, on a machine without futexes, that of this worker.
+    The first wake-up wakes the main process. On a machine without futexes, the second one wakes this worker.
     """
     with _opened(arguments, *descriptors) as (worker, socket, (answers_wake_up, *own)):
         progress, head = worker.progress, worker.memory.map()
@@ -94,9 +96,19 @@ def serve_steps(arguments: dict[str, Any], *descriptors: int) -> int:
 
 @contextlib.contextmanager
 def _opened(
-    arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int, stacks_fd: int, *wake_up_fds: int
+    arguments: dict[str, Any],
+    socket_fd: int,
+    memory_fd: int,
+    job_fd: int,
+    stacks_fd: int,
+    *wake_up_fds: int,
+    in_rounds: bool = False,
 ) -> Iterator[tuple[Worker, WorkerSocket, list[WakeUp]]]:
-    """Make the worker, its socket and its wake-ups; close worker and socket afterwards."""
+    """Make the worker, its socket and its wake-ups; close worker and socket afterwards.
+
+    With ``in_rounds``, the main process may wait for the first wake-up instead of messages, see
+    :class:`~parenv.memory.round_signals.RoundSignals`.
+    """
     # This must come first: without a handler, the signal that asks for a stack kills the process. If native code
     # crashes, stacks go to stderr.
     faulthandler.enable()
@@ -104,14 +116,17 @@ def _opened(
     sender = Sender(arguments["worker"], arguments["generation"])
     socket = WorkerSocket(socket_fd, arguments["driver"])
     job = mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)
-    worker = Worker(
-        sender,
-        SharedMemory(fd=memory_fd),
-        lambda: cloudpickle.loads(job),
-        lambda message: socket.send(to_frames(sender, message)),
-        owns_process=True,
-    )
-    yield worker, socket, [WakeUp(descriptor) for descriptor in wake_up_fds]
+    memory, wake_ups = SharedMemory(fd=memory_fd), [WakeUp(descriptor) for descriptor in wake_up_fds]
+    signals = RoundSignals(memory.map()) if in_rounds and wake_ups else None
+
+    def send(message: Message) -> None:
+        socket.send(to_frames(sender, message))
+        sequence = message.sequence if isinstance(message, Commit) else None
+        if signals is not None and signals.must_notify(sender.worker, sequence):
+            wake_ups[0].notify(1)
+
+    worker = Worker(sender, memory, lambda: cloudpickle.loads(job), send, owns_process=True)
+    yield worker, socket, wake_ups
     worker.close()
     socket.close()
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from parenv.envs.seeding import environment_seed
 from parenv.envs.values import Rows
+from parenv.experience.failures import MAX_TRACEBACK
 from parenv.memory.status_slot import StatusSlot
 from parenv.process.restart_limit import RestartLimit
-from parenv.worker.failures import text_of
+from parenv.worker.failures import text_of, traceback_of
 from parenv.worker.job import Job
 from parenv.worker.single_agent_collector import SingleAgentCollector
 from parenv.worker.writing import RolloutWriter
@@ -34,7 +35,7 @@ class Replacements:
         self._causes: list[list[Any]] = []
 
     def take_causes(self) -> list[list[Any]]:
-        """Return ``[env_id, doing, exception as text]`` of each replacement since the last call."""
+        """Return ``[env_id, doing, exception, traceback]`` of each replacement since the last call."""
         causes, self._causes = self._causes, []
         return causes
 
@@ -50,7 +51,8 @@ class Replacements:
             if self._restart_limit.died(column, time.monotonic()) is None:
                 progress.begin(doing, env_id)
                 raise error
-            self._causes.append([env_id, doing, f"{type(error).__qualname__}: {text_of(error)}"])
+            text = f"{type(error).__qualname__}: {text_of(error)}"
+            self._causes.append([env_id, doing, text, traceback_of(error)[-MAX_TRACEBACK:]])
             self._counts[column] += 1
             try:
                 progress.begin("making the environment", env_id)
@@ -81,7 +83,7 @@ class ReplacingCollector(SingleAgentCollector):
         self._step = self._step_and_replace
 
     def take_replaced(self) -> list[list[Any]]:
-        """Return ``[env_id, doing, exception as text]`` of each replacement since the last call."""
+        """Return ``[env_id, doing, exception, traceback]`` of each replacement since the last call."""
         return self._replacements.take_causes()
 
     def _step_and_replace(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter) -> None:

@@ -88,7 +88,7 @@ class SingleAgentCollector:
         initial = self.actor.initial_carry(batch)
         return None if initial is None else map_trees(as_array, initial)
 
-    def load(self, place: int, snapshot: bytes) -> None:
+    def load(self, version: int, place: int, snapshot: bytes) -> None:
         """Load a version of the policy."""
         self.actor.load(place, snapshot)
 
@@ -230,8 +230,16 @@ class SingleAgentCollector:
         self._rows = [copy_of(row) for row in writer.observations[step + 1]]
         self.seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
-        closed = ((), ()) if stepper.sums_rewards else self._open.close(writer.rewards[: step + 1], writer.ends)
-        writer.write_ends(*closed)
+        if stepper.sums_rewards:
+            writer.write_ends((), ())
+        else:
+            writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
+            self._open.write(writer.own["open", 0])
+        self._write_open(writer)
+
+    def _write_open(self, writer: RolloutWriter) -> None:
+        """Write what the stepper knows of the episodes in progress."""
+        self.stepper.write_open(writer.own["open", 0])
 
     def check_actions(self, actions: Rows, step: int, first: int = 0) -> None:
         """Check that actions are finite, if ``check_finite`` is set. They begin at the column ``first``.
@@ -245,7 +253,7 @@ class SingleAgentCollector:
             for column in np.flatnonzero([not_finite(value) for value in array_or_list(values)]) if leaf.dtype else ():
                 raise PolicyOutputError(
                     f"the policy's action{leaf.name} for env_id {self.env_ids[first + column]} in env step "
-                    f"{self._env_steps + step + 1} is not finite: {values[column]!r}"
+                    f"{self._env_steps + step + 1} must be finite, got {values[column]!r}"
                 )
 
     def commit_writer(self, writer: RolloutWriter) -> RolloutWriter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from parenv.envs.make import make_envs, make_stepper
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import (
+    PART_STEPS,
     WHOLE_EPISODES,
     RolloutSpec,
     SlotSpec,
@@ -31,6 +33,7 @@ from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.messages import Layout, Ready
 from parenv.worker.actor import Actor
 from parenv.worker.collect_task import CollectTask
+from parenv.worker.episode_parts import EpisodePartsCollector
 from parenv.worker.evaluation import MAX_STEPS, EnvsEpisodeRunner, Evaluation, Within
 from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
@@ -64,8 +67,8 @@ class SingleAgentEnvs:
         if job.options.on_env_error == "restart_env" and isinstance(envs[0], VectorEnv):
             # A SyncVectorEnv too: its factory cannot make one of its sub-environments.
             raise ConfigurationError(
-                'on_env_error="restart_env" needs single sub-environments, but env_fn makes a VectorEnv: use '
-                '"restart_worker"'
+                'on_env_error="restart_env" needs single sub-environments, but env_fn makes a VectorEnv. Use '
+                '"restart_worker".'
             )
         self._stepper = stepper = make_stepper(envs, env_ids.start, progress, self._fit, job.options.step_threads)
         self._closing = contextlib.ExitStack()
@@ -73,18 +76,19 @@ class SingleAgentEnvs:
         num_envs = stepper.num_envs
         if job.num_envs_is_given and num_envs != len(env_ids):
             raise ConfigurationError(
-                f"env_fn makes a VectorEnv of {num_envs} sub-environments, but worker {sender.worker} is to have "
-                f"{len(env_ids)}: leave num_envs out, or give {num_envs} for each worker"
+                f"env_fn must make a VectorEnv of {len(env_ids)} sub-environments for worker {sender.worker}, got "
+                f"{num_envs}. Leave num_envs out, or pass {num_envs} for each worker."
             )
         if job.gradient is not None and job.rollout_length == 1 and stepper.spends_steps:
             raise ConfigurationError(
-                "with a VectorEnv in NEXT_STEP mode a rollout of one row may be resets only, which have no gradient: "
-                "use a longer rollout_length"
+                "rollout_length must be at least 2 with gradients and a VectorEnv in NEXT_STEP mode, because a single "
+                "row may contain only resets, got 1. Raise it."
             )
         first = env_ids.start if num_envs == len(env_ids) else (job.first_worker + sender.worker) * num_envs
         seeds = [environment_seed(job.seed, first + column, sender.generation) for column in range(num_envs)]
         observed, acted = leaves(stepper.observation_space), leaves(stepper.action_space)
-        self._spec = RolloutSpec(job.rollout_length, observed, acted)
+        length = PART_STEPS if job.in_parts else job.rollout_length
+        self._spec = RolloutSpec(length, observed, acted, in_parts=job.in_parts)
         self._rows, self._infos = reset(stepper, observed, seeds)
         if sender.worker == 0:
             progress.begin("act")
@@ -112,24 +116,29 @@ class SingleAgentEnvs:
             return Actor(job.policy, spec.observations, spec.actions, job.device, read, self._fit)
 
         actor, env_ids = make_actor(job), range(layout.first_env_id, layout.first_env_id + stepper.num_envs)
-        collector = self._make_collector(actor, spec, env_ids)
+        collector = self._make_collector(actor, spec, env_ids, lambda: make_actor(context.load_job()))
         threads, others = job.options.step_threads, stepper.envs
         scratch_envs = ScratchEnvs(job.factories, env_ids, context.progress, self._fit, threads, others)
         self._closing.callback(scratch_envs.close)
         begin = partial(self._begin_episodes, spec, scratch_envs)
         begin_in_place = partial(self._begin_episodes, spec, scratch_envs.over(stepper))
         restart = partial(collector.restart, cuts=True)
-        evaluation = Evaluation(context, actor, make_actor, begin, begin_in_place, restart)
+        evaluation = Evaluation(context, lambda: collector.actor, make_actor, begin, begin_in_place, restart)
         return CollectTask(context, env_ids, collector, writers, evaluation, mapping)
 
     def close(self) -> None:
-        """Close all sub-environments, also those of evaluations."""
+        """Close all sub-environments of the training and of evaluations."""
         self._closing.close()
 
-    def _make_collector(self, actor: Actor, spec: RolloutSpec, env_ids: range) -> SingleAgentCollector:
+    def _make_collector(
+        self, actor: Actor, spec: RolloutSpec, env_ids: range, make_actor: Callable[[], Actor]
+    ) -> SingleAgentCollector:
         job, (worker, generation), progress = self._context.job, self._context.sender, self._context.progress
         about = (self._stepper, actor, spec, self._rows, np.array(env_ids), worker, progress)
         more: dict[str, Any] = {"restarted": generation > 0, "infos": self._infos}
+        if spec.in_parts:
+            holds = job.postprocess is not None
+            return EpisodePartsCollector(*about, **more, make_actor=make_actor, keeps=job.keeps, holds=holds)
         if spec.rollout_length == WHOLE_EPISODES:
             return EpisodeCollector(*about, **more)
         if job.options.step_workers is not None:
@@ -143,7 +152,7 @@ class SingleAgentEnvs:
     ) -> EnvsEpisodeRunner:
         """Begin the episodes of an evaluation."""
         extras = tuple(extra for extra in spec.extras if not extra.postprocessed)
-        spec = replace(spec, rollout_length=MAX_STEPS, extras=extras, on_device=False)
+        spec = replace(spec, rollout_length=MAX_STEPS, extras=extras, on_device=False, in_parts=False)
         try:
             collector, _ = envs.collector(actor, spec, seed, self._context.sender.worker)
         except Exception as error:
@@ -166,6 +175,8 @@ class SingleAgentEnvs:
             scratch_envs = ScratchEnvs(job.factories, range(1), self._context.progress, self._fit, 1, stepper.envs)
             spec = replace(spec, infos=(*spec.infos, *infos_in_episode(scratch_envs, actor, spec, missing)))
         if job.postprocess is not None:
+            if spec.in_parts:  # Each call has the episode of one sub-environment.
+                rows, batch, seen = [row[:1] for row in rows], 1, {name: value[:1] for name, value in seen.items()}
             more = probe_postprocess(actor, spec, job.postprocess, rows, batch, seen)
             spec = replace(spec, extras=(*extras, *more))
         return spec

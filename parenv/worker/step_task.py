@@ -14,7 +14,7 @@ from parenv.envs.make import make_envs
 from parenv.envs.seeding import environment_seed
 from parenv.envs.step_buffer_rows import ObservationRows, SideChannel
 from parenv.envs.step_buffer_stepper import StepBufferStepper
-from parenv.envs.step_cost import measured_step_s
+from parenv.envs.step_cost import measured_step
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.layout import leaves_from_data
@@ -56,7 +56,9 @@ class StepTask:
         self.envs = make_envs(job.factories, self._env_ids, progress)
         for env in self.envs:
             if isinstance(env, VectorEnv):
-                raise ConfigurationError(f"env_fns must make single environments, but one makes a {env}")
+                raise ConfigurationError(
+                    f"env_fns must make single environments, got {env}. Pass factories that do not vectorize."
+                )
 
     def ready(self) -> StepReady:
         """Describe the sub-environments for the main process."""
@@ -127,7 +129,7 @@ class StepTask:
             # The measurement makes another sub-environment, so that the episodes of these stay as they are.
             first = self._env_ids.start
             self._progress.begin("measuring a step", first)
-            answers = [measured_step_s(self._job.factories, first)[0]]
+            answers = [list(measured_step(self._job.factories, first)[0])]
         else:
             answers = self._each(columns, ENV_METHODS[method], arguments)
             batch.find_steps(columns)

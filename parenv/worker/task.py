@@ -69,12 +69,18 @@ ENV_METHODS: dict[str, Callable[..., Any]] = {
 
 
 J = TypeVar("J")
-PENDING = object()
-"""Value that a task returns instead of an answer if the answer will follow."""
+
+
+class Pending:
+    """Value that a task returns instead of an answer if :meth:`Task.play_for` returns the answer later."""
+
+
+PendingAnswers = list[tuple[Pending, Any]]
+"""Values that a task has returned instead of answers, each with its answer."""
 
 
 class TaskOutput(Protocol):
-    """Output for the messages of a task: that of a worker, or a vector env in whose process the task runs."""
+    """Output for the messages of a task, of a worker or of a vector env in whose process the task runs."""
 
     def say(self, message: Message) -> None:
         """Send a message to the driver."""
@@ -115,10 +121,10 @@ class Task(Protocol):
         """Handle a message other than a call."""
 
     def answer(self, method: str, *arguments: Any) -> Any:
-        """Answer a call. :data:`PENDING`: :meth:`play_for` returns the answer."""
+        """Answer a call, or return a new :class:`Pending`, whose answer :meth:`play_for` returns."""
 
-    def play_for(self, seconds: float) -> Any:
-        """Continue with a pending answer for about this many seconds; return it, or :data:`PENDING`."""
+    def play_for(self, seconds: float) -> PendingAnswers:
+        """Continue with pending answers for about this many seconds; return those that are complete."""
 
 
 class Prepared(Protocol):

@@ -41,9 +41,13 @@ class EpisodeCollector(SingleAgentCollector):
         """Whether every sub-environment is at the beginning of an episode."""
         self._episodes: Rollout | None = None
 
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the collector, and whether every sub-environment is at the beginning of an episode."""
+        return {**super().get_state(), "fresh": self._all_fresh}
+
     def set_state(self, state: dict[str, Any], seeds: Sequence[int], broken: bool) -> list[int]:
-        """Restore a state. The next rollout begins with a restart, because episodes may be in progress."""
-        self._all_fresh = False
+        """Restore a state. The next rollout begins with a restart if episodes are in progress."""
+        self._all_fresh = state.get("fresh", False)
         return super().set_state(state, seeds, broken)
 
     def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
@@ -71,11 +75,8 @@ class EpisodeCollector(SingleAgentCollector):
                 pieces[column].append(_piece(chunk, column, int(ends[0]) + 1 if len(ends) else CHUNK, mine))
                 if len(ends):
                     missing.discard(column)
-                elif len(pieces[column]) * CHUNK > MAX_EPISODE_STEPS:
-                    raise ConfigurationError(
-                        f"an episode has not ended after {MAX_EPISODE_STEPS:,} env steps: wrap the environment in "
-                        'gymnasium.wrappers.TimeLimit, or do without rollout_length="episode"'
-                    )
+                else:
+                    check_length(len(pieces[column]) * CHUNK)
         self._all_fresh = batch == 1
         self._episodes = _joined(pieces, self.initial_carry(1))
         return seconds
@@ -89,6 +90,19 @@ class EpisodeCollector(SingleAgentCollector):
     def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> list[Any]:
         """Return the report with the number of env steps, the metrics of ``loss_fn``, and the episodes."""
         return [rollout.num_steps, learned.metrics, rollout.episodes.columns(), 0, []]
+
+
+def check_length(num_steps: int) -> None:
+    """Check the length so far of an episode.
+
+    Raises:
+        ConfigurationError: It is too long.
+    """
+    if num_steps > MAX_EPISODE_STEPS:
+        raise ConfigurationError(
+            f'episodes must end within {MAX_EPISODE_STEPS:,} env steps with rollout_length="episode". Wrap the '
+            "environment in gymnasium.wrappers.TimeLimit, or pass a number of steps."
+        )
 
 
 def _all_of(missing: set[int]) -> Callable[[Any], bool]:

@@ -26,7 +26,7 @@ from parenv.protocol.plain import as_data
 from parenv.worker.evaluation import FRACTION
 from parenv.worker.failures import FailedCallError, failure_of
 from parenv.worker.job import WorkerJob
-from parenv.worker.task import ENV_METHODS, PENDING, Context, Loads, Prepared, Task
+from parenv.worker.task import ENV_METHODS, Context, Loads, Pending, Prepared, Task
 
 
 class Output:
@@ -70,14 +70,15 @@ class Inbox:
     """Messages that are not handled yet. Credits come last, so that a call waits for one rollout at most.
 
     Attributes:
-        pending: Call whose answer is computed in pieces, while there is no other message and a little beside rollouts.
+        pending: Calls whose answers are computed in pieces, while there is no other message and a little beside
+            rollouts, by the value that the task has returned instead of the answer.
     """
 
     def __init__(self) -> None:
         self._newest: dict[type[Message], int] = {Call: -1, Credit: -1}
         self._asked: deque[Message] = deque()
         self._credits: deque[Message] = deque()
-        self.pending: Call | None = None
+        self.pending: dict[Pending, Call] = {}
 
     def put(self, message: Message) -> None:
         """Add a message. A call or credit that is repeated, or older than the newest one, is ignored."""
@@ -158,8 +159,8 @@ class Worker:
                 self._prepare()
             elif (message := self._inbox.next()) is not None:
                 self._handle(message)
-            elif self._inbox.pending is not None:
-                self._continue(self._inbox.pending)
+            elif self._inbox.pending:
+                self._continue()
             else:
                 return False
         self.progress.begin("waiting")
@@ -174,8 +175,8 @@ class Worker:
         call, self.answering = self.answering, -1
         if call < 0:
             self.give_up()
-        if self._inbox.pending is not None and self._inbox.pending.sequence == call:
-            self._inbox.pending = None
+        pending = self._inbox.pending
+        self._inbox.pending = {value: one for value, one in pending.items() if one.sequence != call}
         single = EnvError(self.progress.env_id, self.progress.doing, error)
         self._output.report_error(error.errors if isinstance(error, FailedCallError) else [single], call)
 
@@ -211,29 +212,28 @@ class Worker:
             return
         began = time.perf_counter()
         self.task.take(message)
-        if self._inbox.pending is not None:
-            self._continue(self._inbox.pending, FRACTION * (time.perf_counter() - began))
+        if self._inbox.pending:
+            self._continue(FRACTION * (time.perf_counter() - began))
 
-    def _continue(self, call: Call, seconds: float = 0.0) -> None:
-        """Continue with a pending answer."""
+    def _continue(self, seconds: float = 0.0) -> None:
+        """Continue with pending answers. An exception is the answer to the oldest call."""
         assert self.task is not None
-        self.answering = call.sequence
+        self.answering = next(iter(self._inbox.pending.values())).sequence
         try:
-            answer = self.task.play_for(seconds)
+            answers = self.task.play_for(seconds)
         except Exception as error:
             # The exception is reported and not raised: in the driver's own process it would interrupt another call.
             self.fail(error)
             return
-        if answer is not PENDING:
-            self._inbox.pending = None
-            self._output.say(Reply(call.sequence, answer))
+        for value, answer in answers:
+            self._output.say(Reply(self._inbox.pending.pop(value).sequence, answer))
 
     def _answer(self, task: Task, call: Call) -> None:
         self.answering = call.sequence
         self.progress.begin("evaluate" if call.method == "evaluate" else "call")
         answer = task.answer(call.method, *cloudpickle.loads(call.arguments))
-        if answer is PENDING:
-            self._inbox.pending = call
+        if isinstance(answer, Pending):
+            self._inbox.pending[answer] = call
             return
         if call.method in ENV_METHODS:
             self.progress.begin("call")
@@ -258,7 +258,7 @@ def _set_up_process(seed: int, job: WorkerJob, worker: int) -> None:
     if job.options.max_memory_bytes is not None:
         _limit_memory(job.options.max_memory_bytes)
     if job.cores is not None:
-        os.sched_setaffinity(0, {job.cores[worker]})
+        os.sched_setaffinity(0, job.cores[worker])
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(job.options.threads)
         torch.manual_seed(seed)

@@ -131,7 +131,7 @@ class RolloutWriter:
     def write_ends(self, returns: Any, lengths: Any) -> None:
         """Write the ends of single environments, with the return and length of each episode, ``[K]``."""
         if self.ends:
-            steps, columns, terminated, truncated, seconds, _, counts = map(list, zip(*self.ends, strict=True))
+            steps, columns, terminated, truncated, seconds, _, counts, lost_by = map(list, zip(*self.ends, strict=True))
             self.plain["terminated"][steps, columns] = terminated
             self.plain["truncated"][steps, columns] = truncated
             table = self.end_records()
@@ -139,6 +139,7 @@ class RolloutWriter:
             table["column"] += self.columns.first
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
             table["counts"] = counts
+            table["ended_by"] = [lost or not by_env for lost, by_env in zip(lost_by, terminated, strict=True)]
             table["void"], table["known"], table["resets_next"] = False, True, False
         self.own["commits", 0]["num_ends"] = self.num_ends
 
@@ -219,6 +220,10 @@ class OpenEpisodes:
     def columns(self) -> list[Any]:
         """Return returns and lengths so far."""
         return [self._returns.copy(), self._lengths.copy()]
+
+    def write(self, records: Any) -> None:
+        """Write returns and lengths so far, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[num_envs]``."""
+        records["return"], records["length"] = self._returns, self._lengths
 
     def forget(self, column: int) -> None:
         """Forget the episode of a column."""

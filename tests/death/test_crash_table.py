@@ -82,7 +82,7 @@ DEATHS = {
     "segfault": "was killed by SIGSEGV",
     "SIGKILL": "was killed by SIGKILL",
 }
-HANGS = {"SIGSTOP": "It gave no stack", "hold the GIL": "in hold_the_gil", "sleep": "in sleep_long"}
+HANGS = {"SIGSTOP": "Its stack is not available", "hold the GIL": "in hold_the_gil", "sleep": "in sleep_long"}
 FATAL = [*DEATHS, *HANGS]
 
 DOING = {

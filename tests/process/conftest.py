@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from parenv.envs.step_cost import StepCost
 from parenv.supervision import launch
 
 PRELOAD = ("pytest", "psutil", "hypothesis", "parenv.testing", "envs", "policies")
@@ -24,9 +25,15 @@ def modules_are_imported_once(request: pytest.FixtureRequest, monkeypatch: pytes
         own = bool(job.options.environment or job.options.preload)
         return local_launch(job, *arguments, **{**more, **({} if own else {"torch": True})})
 
-    for module in ("parenv.pool.opening", "parenv.population.session", "parenv.vector.backend"):
+    for module in ("parenv.pool.opening", "parenv.supervision.calls", "parenv.vector.backend"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)
     monkeypatch.setattr(launch, "PRELOAD", (*launch.PRELOAD, *PRELOAD, *([library] if library else [])))
+
+
+@pytest.fixture
+def a_step_takes_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``caller_steps``, all get the same share, which otherwise depends on the speed of the machine."""
+    monkeypatch.setattr("parenv.vector.worker_choice.measured_step", lambda *_: (StepCost(1e-3, 0.0), ""))
 
 
 @pytest.fixture

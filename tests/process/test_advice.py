@@ -123,7 +123,7 @@ def test_the_setting_is_that_of_the_pool() -> None:
 def test_there_is_no_advice_before_the_first_rollout() -> None:
     with (
         AsyncWorkerPool("CartPole-v1", zeros, num_workers=0) as pool,
-        pytest.raises(ConfigurationError, match=r"^there is no advice before the first rollout: run the loop"),
+        pytest.raises(ConfigurationError, match=r"^advice\(\) needs at least one rollout. Run the loop"),
     ):
         pool.advice()
 

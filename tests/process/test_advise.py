@@ -238,7 +238,7 @@ def test_a_policy_alone_is_an_agent_that_learns_nothing(monkeypatch: pytest.Monk
             ["CartPole-v1", "--agent", "advised_agents:wrong"],
             "the agent must be a policy, (policy, learn) or (policy, learn, loss_fn), got",
         ),
-        (["CartPole-v1", "--agent", "advised_agents:none"], "there is no 'none'"),
+        (["CartPole-v1", "--agent", "advised_agents:none"], "'advised_agents:none' does not exist"),
         (
             ["CartPole-v1", "--agent", "advised_agents:wrong_size"],
             "the agent cannot act on 1 observations of Box([-4.8",
@@ -248,7 +248,7 @@ def test_a_policy_alone_is_an_agent_that_learns_nothing(monkeypatch: pytest.Monk
         (["CartPole-v1", "--rollout-length", "0"], "rollout_length must be an integer of at least 1, got 0"),
         (["NoSuchEnv-v0"], "NoSuchEnv"),
         (["CartPole-v1", "--json", "/no/such/directory/out.json"], "there is no directory /no/such/directory"),
-        (["CartPole-v1", "--json", "/"], "cannot write /: it is a directory"),
+        (["CartPole-v1", "--json", "/"], "/ cannot be written: it is a directory"),
     ],
 )
 def test_what_cannot_work_is_said_before_a_process_starts(

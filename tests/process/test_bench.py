@@ -60,7 +60,7 @@ def test_a_full_disk_is_said_in_one_line() -> None:
     command = [sys.executable, "-m", "parenv", "bench", *arguments, "--no-pool", "--json", "/dev/full"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 1
-    assert done.stderr == "parenv bench: cannot write /dev/full: No space left on device\n"
+    assert done.stderr == "parenv bench: /dev/full cannot be written: No space left on device\n"
     assert "SyncVectorEnv" in done.stdout
 
 

@@ -69,9 +69,9 @@ def test_a_call_that_raises_says_where_and_leaves_the_pool_usable(num_workers: i
             pool.call("secret", env_ids=[0])
         with pytest.raises(AttributeError):
             pool.get_attr("no_such_attribute", env_ids=[1])
-        with pytest.raises(ConfigurationError, match="there is no env_id 3"):
+        with pytest.raises(ConfigurationError, match="env_ids must be between 0 and 2, got 3"):
             pool.call("add", 1, env_ids=[3])
-        with pytest.raises(ConfigurationError, match="2 values for 3"):
+        with pytest.raises(ConfigurationError, match="one value for each of 3 sub-environments, got 2"):
             pool.set_attr("level", [1, 2])
         expected: dict[int, tuple[int, ...]] = {}
         for rollout in pool.rollouts(Stop(env_steps=60)):
@@ -172,8 +172,8 @@ def test_an_evaluation_that_draws_actions_although_it_is_deterministic_warns_onc
             pool.evaluate(2)
         pool.evaluate(2)  # A warning is an error here.
     assert str(caught[0].message) == (
-        "An evaluation with deterministic=True draws random numbers, because Sampling.act acts in it as in training. "
-        "Give TorchPolicy(..., deterministic_method=...), or evaluate with deterministic=False."
+        "An evaluation with deterministic=True draws random numbers, because Sampling.act acts as in training. "
+        "Pass TorchPolicy(..., deterministic_method=...), or evaluate with deterministic=False."
     )
     assert (len(caught), caught[0].filename) == (1, __file__)
 

@@ -129,8 +129,8 @@ except ConfigurationError as error:
 """,
     )
     for rank, result in enumerate(results):
-        assert "same parameters on every rank, but rank [1] of the group differ from rank 0" in result["message"]
-        assert f"rank {rank} has 2: weight ({2 + rank}, 3) torch.float32" in result["message"]
+        assert "same parameters on every rank, but these ranks differ from rank 0: [1]" in result["message"]
+        assert f"Rank {rank} has 2: weight ({2 + rank}, 3) torch.float32" in result["message"]
         assert result["gathers"] == 2
 
 

@@ -183,7 +183,7 @@ def test_an_environment_in_its_place_must_have_the_same_agents() -> None:
 
     workers = WorkerOptions(restart=RestartPolicy(max_restarts=2), on_env_error="restart_env")
     with (
-        pytest.raises(ConfigurationError, match="has agents with observations"),
+        pytest.raises(ConfigurationError, match="must have agents with the same spaces"),
         AsyncWorkerPool(
             breaking(Fewer)[:2], {"hen": act, "fox": act}, policy_of=species, num_workers=1, workers=workers
         ) as pool,

@@ -24,7 +24,6 @@ from scripted_agents import Scripted, ScriptedTurns
 
 from parenv import AsyncWorkerPool, ConfigurationError, Policy, PoolClosedError, RolloutsByPolicy, Stop, TorchPolicy
 from parenv.policy.policy import Action
-from parenv.progress import scalars
 from parenv.testing import LedgerEnv, check_ledger
 
 PATIENCE_S = 120.0
@@ -393,9 +392,9 @@ def test_environments_of_which_a_process_may_have_one_are_evaluated_in_place(num
 
 def test_an_evaluation_in_place_is_refused_where_it_would_do_harm(tmp_path: Path) -> None:
     for policy, evaluation, record, message in [
-        (lean, {"wait": False}, None, "in_place=True must wait"),
+        (lean, {"wait": False}, None, "in_place=True needs wait=True"),
         ({"a": lean}, {}, None, "in_place=True cannot be used with named policies"),
-        (lean, {}, tmp_path / "run", "in_place=True cuts training episodes, which record and replay cannot repeat"),
+        (lean, {}, tmp_path / "run", "in_place=True cannot be used with record or replay"),
     ]:
         with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, record=record) as pool:
             evaluate: Any = pool.evaluate
@@ -417,23 +416,32 @@ def test_a_stream_that_only_an_evaluation_ends_warns_once_if_there_is_none(
             if number == 220:
                 break
     message = (
-        "Stop(evaluation_return=475) is the only end of this stream, and its first 100 items have seen no "
-        "evaluation. Call pool.evaluate(...) or SaveBest.update(pool) in the loop"
+        "Stop(evaluation_return=475) is the only end of this stream, and there was no "
+        "evaluation during its first 100 items. Call pool.evaluate(...) or SaveBest.update(pool) in the loop."
     )
     assert [str(one.message) for one in recwarn] == [message] * is_warned
     assert all(one.filename == __file__ for one in recwarn)
 
 
-def test_statistics_scalars_and_a_trace_tell_of_it(tmp_path: Path) -> None:
+def test_statistics_metrics_and_a_trace_tell_of_it(tmp_path: Path) -> None:
     agent = Payer()
     with AsyncWorkerPool(Paid, agent, num_envs=2, num_workers=2, rollout_length=2) as pool:
-        assert np.isnan(scalars(pool.statistics())["eval/mean_reward"])
+        assert "eval/mean_return" not in pool.metrics()
         pool.trace(tmp_path / "trace.json")
         pool.evaluate(2, wait=False).result()
         figures = pool.statistics()
         assert "evaluated    version 0, of 0 env steps: mean return 0.00 of 2" in str(figures)
-        assert scalars(figures)["eval/mean_reward"] == 0
-        assert scalars(figures)["eval/mean_ep_length"] == 5
+        assert {name: value for name, value in figures.metrics().items() if name.startswith("eval/")} == {
+            "eval/mean_return": 0,
+            "eval/mean_length": 5,
+            "eval/episodes": 2,
+            "eval/policy_version": 0,
+            "eval/env_steps": 0,
+        }
+        assert figures.evaluation is not None
+        assert figures.evaluation.metrics() == {
+            name: value for name, value in figures.metrics().items() if name.startswith("eval/")
+        }
     events = json.loads((tmp_path / "trace.json").read_text())
     (found,) = [event for event in events if event["name"] == "evaluated"]
     assert found["args"] == {"policy_version": 0, "env_steps": 0, "mean return": 0.0}

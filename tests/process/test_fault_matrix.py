@@ -24,6 +24,7 @@ from faults import (
     SimulatorError,
     audit,
     choose,
+    episodes_lived,
     faulty_batch,
     length,
     note_worker,
@@ -46,7 +47,7 @@ Consequence = Literal["error", "replace", "restart", "death"]
 SOON = RestartPolicy(backoff_s=1e-3, max_backoff_s=2e-3)
 ON_ENV_ERROR = {"error": "raise", "replace": "restart_env", "restart": "restart_worker", "death": "raise"}
 REFUSED = {
-    ("step workers", "replace"): "with step_workers, use",
+    ("step workers", "replace"): "cannot be used with step_workers",
     ("native batch", "replace"): "needs single sub-environments",
 }
 WORKERS = [{0, 1}, {2, 3}]
@@ -96,9 +97,10 @@ class Learner:
         assert pool.publish(self.policy()) == self.number
 
 
-def rollouts_of(pool: Any, learner: Learner) -> Iterator[Any]:
+def rollouts_of(pool: Any, learner: Learner, ledger: Ledger) -> Iterator[Any]:
     stream = pool.gradients() if learner.gradients else pool.rollouts()
     for delivered in stream:
+        ledger.note(delivered.episodes)
         for rollout in delivered.rollouts if learner.gradients else [delivered]:
             yield from rollout.values() if learner.named else [rollout]
         learner.publish(pool)
@@ -132,7 +134,7 @@ def collected(way: Way, consequence: Consequence, fault: Fault, mode: Any) -> Le
         num_envs=NUM_ENVS, num_workers=2, mode=mode, rollout_length=3, seed=5, workers=options(way, consequence),
         **(gradient if learner.gradients else {"postprocess": postprocess}),
     ) as pool:  # fmt: skip
-        for rollout in rollouts_of(pool, learner):
+        for rollout in rollouts_of(pool, learner, ledger):
             write_down(rollout, ledger)
             if fault.happened and all(len(lived) > 30 and lived[-1].observation[2] > 1 for lived in ledger.values()):
                 break
@@ -144,6 +146,22 @@ def live_anew(way: Way, place: Place, consequence: Consequence) -> list[set[int]
         return WORKERS
     dies_alone = way == "step workers" and place in ("reset", "step") and consequence == "death"
     return [{TARGET}] if consequence == "replace" or dies_alone else WORKERS[:1]
+
+
+def check_episodes(ledger: Ledger, way: Way, lost_by: str) -> None:
+    """Every episode of which a step was delivered is listed once, as far as it was delivered, with its reason."""
+    wanted, listed = episodes_lived(ledger, lost_by), sorted_by_env(ledger.episodes)
+    if way == "AEC agents":
+        # Lengths are turns of all agents. A turn that was taken has no reward yet, and may be the only one.
+        listed = [one for one in listed if one[1:3] != (lost_by, 0.0)]
+        each = zip(wanted, listed, strict=True)
+        assert all(len(AGENTS) * (steps - 1) < turns <= len(AGENTS) * (steps + 1) for (*_, steps), (*_, turns) in each)
+        wanted, listed = ([one[:3] for one in which] for which in (wanted, listed))
+    assert listed == wanted
+
+
+def sorted_by_env(episodes: list[Any]) -> list[Any]:
+    return sorted(episodes, key=lambda one: one[0])
 
 
 def last_states_of_the_first_life(ledger: Ledger) -> set[tuple[int, ...]]:
@@ -171,6 +189,10 @@ def test_no_transition_is_wrong_around_a_fault(
     else:
         ledger = collected(way, consequence, fault, mode)
         assert audit(ledger) in live_anew(way, place, consequence)
+        lost_by = "worker_died" if consequence == "death" else "environment_error"
+        check_episodes(ledger, way, lost_by)
+        if place == "step":
+            assert lost_by in {ended_by for _, ended_by, *_ in ledger.episodes}
         if consequence == "replace":
             assert last_states_of_the_first_life(ledger) == {
                 (EPISODE, 1 if place == "step" else length(TARGET, EPISODE))
@@ -192,6 +214,7 @@ def stepped(pool_options: dict[str, Any], fault: Fault, num_steps: int = 60) -> 
                     # The step was not taken: the row is the last observation once more, and a new episode follows.
                     assert infos["final_obs"][env_id].tolist() == observations[env_id].tolist()
                     assert (rewards[env_id], terminated[env_id], truncated[env_id]) == (0.0, False, True)
+                    assert infos["ended_by"][env_id] == "worker_died"
                     ledger.broken_off[env_id, ""] = True
                     continue
                 ended = terminated[env_id] or truncated[env_id]
@@ -206,6 +229,8 @@ def stepped(pool_options: dict[str, Any], fault: Fault, num_steps: int = 60) -> 
     return ledger
 
 
+# With another share, this process could have the fault and be killed.
+@pytest.mark.usefixtures("a_step_takes_a_millisecond")
 @pytest.mark.parametrize("consequence", ["error", "death"])
 @pytest.mark.parametrize("caller_steps", [False, True])
 @pytest.mark.parametrize("place", ["reset", "step"])

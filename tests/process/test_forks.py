@@ -96,7 +96,7 @@ def test_a_forked_child_that_uses_what_is_its_parents_is_told_so(kind: str, erro
     told, fine = run(kind, "import parenv" + TOLD.replace("ERROR", error), num_workers).splitlines()
     assert "belongs to process" in told
     assert "in its forked child" in told
-    assert "Make another one here, or use it in the parent" in told
+    assert "Make another one in the child, or use it in the parent" in told
     assert fine == "fine"
 
 

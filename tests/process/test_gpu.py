@@ -21,7 +21,16 @@ from members import learn, population
 from test_gradients import Net, Plane, gru, loss_fn, mlp
 from torch import nn
 
-from parenv import AsyncWorkerPool, ConfigurationError, RestartPolicy, Rollout, Stop, TorchPolicy, WorkerOptions
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    RestartPolicy,
+    Rollout,
+    Stop,
+    TorchPolicy,
+    WorkerOptions,
+    resumable,
+)
 from parenv.learning import prefetch
 from parenv.memory.device_memory import allocated
 
@@ -321,3 +330,24 @@ def test_memory_that_a_gpu_does_not_have_is_an_error_with_a_way_out() -> None:
     make = functools.partial(Sliding, "cuda", (1 << 20,), 8)
     with pytest.raises(ConfigurationError, match=r"rollouts cannot be stored on cuda:0: .*shorter rollout_length"):
         AsyncWorkerPool(make, parity(), num_workers=0, rollout_length=2048, workers=ROLLOUTS_ON_GPU)
+
+
+def test_a_resumed_run_draws_the_same_numbers_on_the_gpu(tmp_path: Any) -> None:
+    torch.cuda.manual_seed_all(1)
+    torch.rand(3, device="cuda")
+    agent = nn.Linear(4, 2).to("cuda")
+    optimizer = torch.optim.Adam(agent.parameters())
+    state = {"agent": agent, "optimizer": optimizer}
+
+    def learn_on() -> list[float]:
+        optimizer.zero_grad()
+        agent(torch.rand(5, 4, device="cuda")).sum().backward()
+        optimizer.step()
+        return [part.item() for part in agent.weight.flatten()]
+
+    learn_on()
+    with resumable(tmp_path, state=state):
+        pass
+    expected = learn_on(), learn_on()
+    with resumable(tmp_path, state=state):
+        assert (learn_on(), learn_on()) == expected

@@ -270,7 +270,7 @@ def nan_once(policy: Any, rollout: Rollout) -> Any:
 
 def test_a_gradient_that_is_not_finite_is_an_error_with_worker_and_version() -> None:
     with learning(mlp(), 2, 2, loss_fn=nan_once) as pool:
-        with pytest.raises(GradientError, match=r"worker 1 \(env_ids 1\), made by version 0, is not finite"):
+        with pytest.raises(GradientError, match=r"worker 1 \(env_ids 1, policy version 0\) must be finite"):
             next(pool.gradients())
         assert not pool.closed
 
@@ -334,11 +334,11 @@ def of_the_policy_around(policy: Any, rollout: Rollout) -> Any:
     [
         (no_scalar, GradientError, r"loss_fn must return a scalar tensor.* shape \(128, [12]\)"),
         (no_tensor, GradientError, r"loss_fn must return a scalar tensor.* float"),
-        (detached, GradientError, "does not depend on the policy's parameters"),
-        (another_parameter, GradientError, "does not depend on the policy's parameters"),
+        (detached, GradientError, "must depend on the policy's parameters"),
+        (another_parameter, GradientError, "must depend on the policy's parameters"),
         (bad_metrics, GradientError, r"the metric 'curve' .* a number"),
         (raising, KeyError, "my own"),
-        (of_the_policy_around, AttributeError, "'TorchPolicy' .* 'head'; its module has: use policy.module.head"),
+        (of_the_policy_around, AttributeError, "'TorchPolicy' .* 'head'. Use policy.module.head"),
     ],
 )
 def test_a_wrong_loss_fn_is_an_error_that_says_what(function: Any, kind: Any, message: str, workers: int) -> None:
@@ -376,9 +376,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rollout_length": "episode", "mode": "async"}, 'Monte-Carlo.*mode="sync"'),
     ({"rollout_length": "episode", "postprocess": print}, "postprocess"),
     ({"rollout_length": "episodes"}, "rollout_length must be"),
-    ({"parallelism": "experience"}, 'loss_fn is for parallelism="gradient"'),
-    ({"parallelism": "experience", "loss_fn": None, "gradient": GradientOptions()}, "GradientOptions are for"),
-    ({"parallelism": "experience", "loss_fn": None, "rollout_length": "episode"}, "whole episodes"),
+    ({"parallelism": "experience"}, 'loss_fn needs parallelism="gradient"'),
+    ({"parallelism": "experience", "loss_fn": None, "gradient": GradientOptions()}, "gradient options need"),
+    ({"parallelism": "experience", "loss_fn": None, "rollout_length": "episode"}, 'must have mode="async"'),
     ({"gradient": GradientOptions(num_arrivals=2)}, "num_arrivals"),
 ]
 
@@ -400,7 +400,7 @@ def test_gradients_and_rollouts_are_not_mixed_up() -> None:
         pool.gradients()
     with (
         learning(mlp(), 1, 0, mode="async") as pool,
-        pytest.raises(ConfigurationError, match='this pool has "gradient"'),
+        pytest.raises(ConfigurationError, match='got "gradient"'),
     ):
         pool.rollouts()
 

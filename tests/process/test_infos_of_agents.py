@@ -120,7 +120,7 @@ def test_postprocess_gets_the_infos_of_the_agents(kind: Any) -> None:
 
 
 def test_an_info_that_no_agent_is_told_is_an_error_that_says_what_there_is() -> None:
-    with pytest.raises(ConfigurationError, match=r"infos names 'rank', but .*: what they returned is \['late', 'mask'"):
+    with pytest.raises(ConfigurationError, match=r"got 'rank', but .* returned only \['late', 'mask'"):
         AsyncWorkerPool(
             lambda: Telling(0), {"hen": as_told, "fox": as_told}, policy_of=species, infos=("mask", "rank"),
             num_workers=0,

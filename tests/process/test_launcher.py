@@ -305,8 +305,8 @@ def test_a_preloaded_module_that_starts_threads_is_named(tmp_path: Path, monkeyp
     options = WorkerOptions(preload=("colorsys", "starts_threads"))
     with pytest.raises(WorkerError, match="could not be started") as raised:
         AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options)
-    assert "importing starts_threads has started threads" in str(raised.value.__cause__)
-    assert "Remove it from WorkerOptions.preload" in str(raised.value.__cause__)
+    assert "importing starts_threads does" in str(raised.value.__cause__)
+    assert "Remove the module from preload" in str(raised.value.__cause__)
     spec = next(spec for spec in launcher_module._fork_servers if "starts_threads" in spec.preload)
     del launcher_module._fork_servers[spec]
 
@@ -384,7 +384,7 @@ def start_late():
 threading.Thread(target=start_late, daemon=True).start()
 """
     words = "RuntimeError no worker can be started while the interpreter is ending. "
-    words += "Join the thread before the main thread ends"
+    words += "Join the thread before the main thread ends."
     assert printed_by(script).strip() == words
 
 
@@ -467,7 +467,7 @@ except OSError as error:
 """
     words = (
         "[Errno 24] num_workers=2 needs 46 file descriptors, but this process may open only 10 more (hard limit: that)."
-        " Raise the limit with `ulimit -Hn`, or use fewer workers True\n"
+        " Raise the limit with `ulimit -Hn`, or use fewer workers. True\n"
     )
     assert printed_by(FEW_DESCRIPTORS + script, system) == words
 
@@ -480,7 +480,7 @@ from parenv.placement.local import LocalPlacement
 from parenv.process import descriptors
 from parenv.protocol.frames import Sender
 placement, launch = LocalPlacement(), Launch(0, b"{}", (), {}, 1)
-placement._open(launch)
+placement._open_launcher(launch)
 placement.close(0.0)
 before = len(os.listdir("/proc/self/fd"))
 # One of them becomes the session of the fork server.
@@ -492,7 +492,7 @@ except OSError as error:
 placement.close(0.0)
 print(len(os.listdir("/proc/self/fd")) == before)
 """
-    words = "[Errno 24] 8 file descriptors must be free, got 4. Close files, or raise `ulimit -n`\nTrue\n"
+    words = "[Errno 24] 8 file descriptors must be free, got 4. Close files, or raise `ulimit -n`.\nTrue\n"
     assert printed_by(script) == words
 
 

@@ -139,7 +139,7 @@ def test_sub_environments_are_addressed_by_their_number_over_all_learners(
             )
             assert pool.get_attr("me", env_ids=mine[::-1]) == tuple(mine[::-1])
             others = sorted(set(range(NUM_ENVS)) - set(mine))
-            message = f"there is no env_id {others[0]}: the pool has {mine[0]} to {mine[-1]}"
+            message = f"env_ids must be between {mine[0]} and {mine[-1]}, got {others[0]}"
             with pytest.raises(ConfigurationError, match=message):
                 pool.call("who", env_ids=[mine[0], others[0]])
     assert seen == list(range(NUM_ENVS))
@@ -155,7 +155,7 @@ def test_too_few_workers_for_the_learners_are_said_before_anything_starts(
     monkeypatch.setattr(parenv.process.launcher.subprocess, "Popen", started)
     monkeypatch.setattr(parenv.process.launcher, "_fork_servers", {})
     be_learner(monkeypatch, 2, world_size=3)
-    message = f"there are 3 learners, but num_envs={num_envs} and num_workers={num_workers}: both are counted over all"
+    message = f"at least 3, because each of 3 learners needs one, got {num_envs} and {num_workers}"
     with pytest.raises(ConfigurationError, match=message):
         AsyncWorkerPool(started, lean, num_envs=num_envs, num_workers=num_workers)
 

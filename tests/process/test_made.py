@@ -31,7 +31,7 @@ def start(kind: str, make: Any, num_envs: int, num_workers: int) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["pool", "vector"])
 def test_one_environment_for_several_env_ids_is_refused(kind: str, num_workers: int, wrapped: bool) -> None:
-    given = r"env_id [13] was given the environment of env_id [02], .*CartPole.* mixed"
+    given = r"returned the environment of env_id [02] for env_id [13] too: .*CartPole"
     with pytest.raises(ConfigurationError, match=given):
         start(kind, sharing(wrapped), 4, num_workers)
 
@@ -39,7 +39,7 @@ def test_one_environment_for_several_env_ids_is_refused(kind: str, num_workers: 
 def test_an_evaluation_does_not_play_on_in_the_environment_of_the_training() -> None:
     with AsyncWorkerPool(sharing(), zeros, num_envs=1, num_workers=0) as pool:
         next(pool.rollouts())
-        with pytest.raises(ConfigurationError, match="env_id 0 was given the environment of env_id 0"):
+        with pytest.raises(ConfigurationError, match="returned the environment of env_id 0 for env_id 0 too"):
             pool.evaluate(1)
 
 
@@ -47,7 +47,7 @@ def test_so_is_one_vector_env() -> None:
     vector_env = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     with AsyncWorkerPool(lambda: vector_env, zeros, num_workers=0) as pool:
         next(pool.rollouts())
-        with pytest.raises(ConfigurationError, match="was given the environment of env_id 0"):
+        with pytest.raises(ConfigurationError, match="returned the environment of env_id 0"):
             pool.evaluate(1)
 
 
@@ -89,18 +89,18 @@ class Vectors(Else):
     [
         (
             Together,
-            r"for env_id 0 the factory made tag_v3, a PettingZoo .* act together \(ParallelEnv\). Give Async",
+            r"got for env_id 0 tag_v3, a ParallelEnv of PettingZoo. Multi-agent .* AsyncWorkerPool",
         ),
         (
             InTurns,
-            r"chess_v6, a PettingZoo environment whose agents act in turns \(AECEnv\). Give Async",
+            r"chess_v6, an AECEnv of PettingZoo. Multi-agent .* AsyncWorkerPool",
         ),
-        (Else, r"for env_id 0 the factory made a .*Else, which has no observation_space"),
+        (Else, r"got for env_id 0 a .*Else, whose observation_space and action_space are not"),
         (
             Vectors,
-            r"made a .*Vectors, a vector env that is not a gymnasium.vector.VectorEnv. Give factories of the single",
+            r"a .*Vectors, a vector env that is not a gymnasium.vector.VectorEnv. Pass factories of single",
         ),
-        (lambda: None, "the factory made a builtins.NoneType"),
+        (lambda: None, "got for env_id 0 a builtins.NoneType"),
     ],
     ids=["parallel", "turns", "else", "vectors", "none"],
 )

@@ -96,7 +96,7 @@ def test_of_policies_by_name_those_are_published_that_have_moved() -> None:
         assert pool.statistics().skipped_publishes == 1
         with pytest.raises(ConfigurationError, match="min_kl needs on=rollout"):
             pool.publish({"one": one}, min_kl=0.01, on=rollout["one"])
-        with pytest.raises(ConfigurationError, match="there is no policy 'third'"):
+        with pytest.raises(ConfigurationError, match="got 'third'"):
             pool.publish({"third": one}, min_kl=0.01, on=rollout)
 
 
@@ -155,9 +155,14 @@ class Mute(Coin):
         (TorchPolicy(Coin()), Coin(), {"min_kl": 0.01}, "min_kl needs on=rollout"),
         (TorchPolicy(Coin()), Coin(), {"min_kl": -1}, "min_kl must be a positive number"),
         (TorchPolicy(Coin()), Coin(), {"min_kl": None}, "min_kl must be a positive number"),
-        (TorchPolicy(Coin()), Coin().state_dict(), {}, "and not its state dict"),
-        (TorchPolicy(Mute(), "act"), Mute(), {}, "Mute.act does not say how likely given actions are"),
-        (lambda o: o[:, 2] > 0, lambda o: o[:, 2] > 0, {}, 'needs the extra "log_prob" in rollouts.*none'),
+        (TorchPolicy(Coin()), Coin().state_dict(), {}, "min_kl needs the module or the policy, got"),
+        (TorchPolicy(Mute(), "act"), Mute(), {}, "Mute.act cannot compute the log-probability of given actions"),
+        (
+            lambda o: o[:, 2] > 0,
+            lambda o: o[:, 2] > 0,
+            {},
+            r'needs rollouts with the extra "log_prob", got the extras \[\]',
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(policy: Any, given: Any, arguments: Any, message: str) -> None:

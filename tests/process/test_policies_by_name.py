@@ -91,7 +91,7 @@ def test_policies_that_share_parameters_have_no_gradient_of_each() -> None:
     other.module.weight = both.module.weight
     for fox in (both, other):
         with pytest.raises(
-            ConfigurationError, match=r"the policies 'hen' and 'fox' share parameters, .* copy of its own"
+            ConfigurationError, match=r"policies must not share parameters .* 'hen' and 'fox' do\. .* copy of its own"
         ):
             AsyncWorkerPool(scripted(2), {"hen": both, "fox": fox}, policy_of=species, **NO_POOL, **how)
 
@@ -250,7 +250,7 @@ def test_a_version_that_is_released_is_gone_once_no_episode_has_it_and_there_is_
             next(stream)
         pool.publish({"hen": hen}, past=[])
         pool.release(name)
-        with pytest.raises(ConfigurationError, match=r"no frozen version 'hen@0' to release: there are \[\]"):
+        with pytest.raises(ConfigurationError, match=r"must get one of the frozen versions \[\], got 'hen@0'"):
             pool.release(name)
         for _ in range(50):
             next(stream)
@@ -354,7 +354,7 @@ def test_the_state_of_a_pool_with_other_policies_is_refused() -> None:
             states[words] = pool.state_dict()
     for mine, make in pools.items():
         for others in pools.keys() - {mine}:
-            message = f"the state is of a pool with {others}, but this one has {mine}"
+            message = f"the state must come from a pool with {mine}, got one with {others}"
             with make() as pool, pytest.raises(ConfigurationError, match=message):
                 pool.load_state_dict(states[others])
 
@@ -372,7 +372,7 @@ def test_environments_that_offer_no_state_begin_anew() -> None:
         state = first.state_dict()
     with pool() as second:
         said = second.load_state_dict(state)
-        assert said == ["the episode of env_id 0: the environment has no get_state, and begins anew"]
+        assert said == ["the episode of env_id 0, whose environment has no get_state and begins a new episode"]
         rollout: Any = next(second.rollouts())
         for rows in rollout.values():
             assert rows.restarted.tolist() == (rows.env_ids == 0).tolist()
@@ -608,13 +608,13 @@ def test_tensors_of_a_device_have_the_values_and_transitions_of_the_arrays(kind:
 @pytest.mark.parametrize(
     ("policies", "how", "message"),
     [
-        ({}, {}, "there are no policies"),
-        ({"a@b": act}, {}, "cannot be called 'a@b': names with \"@\" are those of frozen versions"),
-        ({3: act}, {}, "the names of policies are texts, got 3"),
+        ({}, {}, "policies must contain at least one policy"),
+        ({"a@b": act}, {}, "must not contain \"@\", which marks frozen versions, got 'a@b'"),
+        ({3: act}, {}, "names of policies must be non-empty strings, got 3"),
         ({"hen": 7}, {}, "policy 'hen': policy must be a Policy"),
-        (TWO, {}, r"there are 2 policies, so policy_of=\(agent, episode\) -> name must say"),
+        (TWO, {}, r"2 policies need policy_of, a function \(agent, episode\) -> name"),
         (TWO, {"policy_of": "fox"}, "policy_of must be a callable"),
-        (act, {"policy_of": species}, "policy_of is for policies by name"),
+        (act, {"policy_of": species}, "policy_of needs named policies"),
         (TWO, {"policy_of": species, "parallelism": "gradient", "loss_fn": act}, "needs a policy with a torch module"),
         (
             TWO,
@@ -660,11 +660,11 @@ def test_environments_that_named_policies_do_not_take_are_refused(env_fn: Any, m
 @pytest.mark.parametrize(
     ("policy_of", "message"),
     [
-        (lambda agent, episode: "cat", "returned 'cat', which is no policy .* agent 'fox_0' in episode 0 of env_id 0"),
-        (lambda agent, episode: 3, "policy_of returned 3, which is no policy of the pool"),
-        (lambda agent, episode: "hen@4", "policy_of returned 'hen@4', which was released or never frozen"),
-        (lambda agent, episode: {}[agent], "policy_of raised KeyError: 'fox_0', asked for agent 'fox_0'"),
-        (lambda agent, episode: "hen", "'hen' is to act for the agents 'fox_0' and 'hen_0', whose spaces are diff"),
+        (lambda agent, episode: "cat", r"must return one of .*, got 'cat', for agent 'fox_0' in episode 0 of env_id 0"),
+        (lambda agent, episode: 3, r"policy_of must return one of \['hen', 'fox'\], got 3"),
+        (lambda agent, episode: "hen@4", "got 'hen@4', which was released or never frozen"),
+        (lambda agent, episode: {}[agent], "policy_of raised KeyError for agent 'fox_0' in episode 0 of env_id 0"),
+        (lambda agent, episode: "hen", "policy 'hen' must have the same spaces, but 'fox_0' and 'hen_0' have"),
     ],
 )  # fmt: skip
 def test_what_policy_of_answers_wrongly_is_said(policy_of: Any, message: str, num_workers: int) -> None:
@@ -677,9 +677,7 @@ def test_a_policy_of_that_changes_its_mind_later_is_said() -> None:
         return "fox" if episode.number < 10 and agent.startswith("fox") else "hen"
 
     with (
-        pytest.raises(
-            ConfigurationError, match="returned 'hen' for agent 'fox_0' in episode 10 of env_id 0, but 'hen' a"
-        ),
+        pytest.raises(ConfigurationError, match="got 'hen' for agent 'fox_0' in episode 10 of env_id 0, but 'hen' a"),
         named_pool(1, policy_of=late, num_workers=1) as pool,
     ):
         for _ in pool.rollouts(Stop(env_steps=1000)):
@@ -689,8 +687,8 @@ def test_a_policy_of_that_changes_its_mind_later_is_said() -> None:
 @pytest.mark.parametrize(
     ("policy", "error", "message"),
     [
-        (torch.nn.Linear(9, 2), ConfigurationError, "'hen' cannot act for agent 'hen_0', whose .* RuntimeError: mat"),
-        (lambda seen: np.zeros((len(seen), 2)), PolicyOutputError, "'hen' for agent 'hen_0': the policy returned"),
+        (torch.nn.Linear(9, 2), ConfigurationError, "'hen' cannot act for agent 'hen_0' with .*: RuntimeError: mat"),
+        (lambda seen: np.zeros((len(seen), 2)), PolicyOutputError, "'hen' for agent 'hen_0': the policy must return"),
     ],
 )  # fmt: skip
 def test_a_policy_that_does_not_fit_its_agents_is_said_with_both_names(policy: Any, error: Any, message: str) -> None:
@@ -708,22 +706,22 @@ def test_a_policy_that_does_not_fit_its_agents_is_said_with_both_names(policy: A
 def test_wrong_names_and_versions_are_said_when_they_are_published() -> None:
     with named_pool(1, hen=scorer(), rollout_length=4) as pool:
         for given, message in [
-            ({"cat": act}, r"there is no policy 'cat': the pool was made with \['hen', 'fox'\]"),
-            ({"hen@0": act}, "'hen@0' is a frozen version, which does not change any more"),
-            (scorer(), "publish needs policies by name, such as {'hen': policy}"),
-            ({"hen": act}, "publish needs the module of policy 'hen'"),
-            ({"hen": torch.nn.Linear(2, 2)}, "policy 'hen': what was published is not the policy"),
+            ({"cat": act}, r"the name of a policy must be one of \['hen', 'fox'\], got 'cat'"),
+            ({"hen@0": act}, "'hen@0' is a frozen version, which cannot change"),
+            (scorer(), "publish must get policies by name, such as {'hen': policy}"),
+            ({"hen": act}, "publish must get a module for policy 'hen'"),
+            ({"hen": torch.nn.Linear(2, 2)}, "policy 'hen': the published policy must have the tensors"),
         ]:
             with pytest.raises(ConfigurationError, match=message):
                 pool.publish(given)
         assert pool.policy_versions == {"hen": 0, "fox": 0}
-        with pytest.raises(ConfigurationError, match="there is no policy 'cat'"):
+        with pytest.raises(ConfigurationError, match="got 'cat'"):
             pool.freeze("cat")
     with AsyncWorkerPool("CartPole-v1", lean, num_workers=0) as single:
-        with pytest.raises(ConfigurationError, match=r"one policy without a name; .*: \['hen'\]. Publish one of"):
+        with pytest.raises(ConfigurationError, match=r"one policy without a name, .*: \['hen'\]. Publish one of"):
             single.publish({"hen": lean})
         for ask in (lambda: single.freeze("a"), lambda: single.policy_versions):
-            with pytest.raises(ConfigurationError, match="the pool has one policy, without a name"):
+            with pytest.raises(ConfigurationError, match="has one policy without a name"):
                 ask()
 
 
@@ -735,7 +733,7 @@ def test_a_name_or_a_field_that_is_not_there_is_an_error_that_says_what_there_is
     with pytest.raises(KeyError, match=r"no policy 'b' acted in this evaluation, only \['a'\]"):
         episodes["b"]
     for name in ("observations", "rewards", "next_observations", "obs"):
-        its_own = rf"; each policy has its own: rollout\[name\].{name} for a name in \['a'\]" * (name != "obs")
+        its_own = rf". Use rollout\[policy\].{name} for one of the policies \['a'\]" * (name != "obs")
         message = f"has no attribute '{name}'{its_own}$"
         with pytest.raises(AttributeError, match=message):
             getattr(rollout, name)
@@ -783,9 +781,9 @@ class Nobody(Scripted):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Silent, r"agent 'hen_0' of env_id 0 acted, but step\(\) returned nothing for it"),
-        (Stranger, "env_id 0 has the agent 'dog_0', which is not among its possible_agents"),
-        (Nobody, "env_id 0 has no agents after its reset"),
+        (Silent, "for every agent that acted, but agent 'hen_0' of env_id 0 is missing"),
+        (Stranger, "possible_agents must contain every agent, but env_id 0 has the agent 'dog_0'"),
+        (Nobody, "must leave at least one agent, but env_id 0 has none"),
     ],
 )
 def test_an_environment_that_breaks_the_rules_is_said(kind: Any, message: str) -> None:
@@ -805,7 +803,7 @@ def test_environments_with_other_agents_are_said() -> None:
             self.possible_agents = list(AGENTS[:3])
 
     makers = [lambda: Scripted(0), lambda: Fewer(1)]
-    with pytest.raises(ConfigurationError, match="env_id 1 has agents with observations"):
+    with pytest.raises(ConfigurationError, match="agents with the same spaces, but env_id 1 has"):
         AsyncWorkerPool(makers, TWO, policy_of=species, **NO_POOL)
     with pytest.raises(ConfigurationError, match="must have the same agents and spaces, but worker 1 has"):
         AsyncWorkerPool(makers, TWO, policy_of=species, num_workers=2)
@@ -858,7 +856,7 @@ def test_an_action_that_is_not_finite_is_said_with_its_agent() -> None:
 
     policies = {"hen": lost, "fox": lambda observations: np.zeros((len(observations), 1), np.float32)}
     with (
-        pytest.raises(PolicyOutputError, match="policy 'hen' for agent 'hen_0' of env_id 0 is not finite"),
+        pytest.raises(PolicyOutputError, match="policy 'hen' for agent 'hen_0' of env_id 0 must be finite"),
         named_pool(1, Analog, **policies, workers=WorkerOptions(check_finite=True)) as pool,
     ):
         next(pool.rollouts())

@@ -124,11 +124,11 @@ def test_a_checkpoint_of_another_population_is_refused(tmp_path: Path) -> None:
     with population(num_workers=0) as members:
         next(members.reports())
         state = members.state_dict()
-        with pytest.raises(ConfigurationError, match="has not been asked for anything yet"):
+        with pytest.raises(ConfigurationError, match="has not begun to train"):
             members.load_state_dict(state)
     with (
         population(num_workers=0, seed=6) as members,
-        pytest.raises(ConfigurationError, match="is of a population with seed=5, and this one has 6"),
+        pytest.raises(ConfigurationError, match="seed must be 5 as in the state, but the population has 6"),
     ):
         members.load_state_dict(state)
 
@@ -247,6 +247,9 @@ def test_a_member_that_raises_has_died_and_becomes_the_child_of_one_that_lives(n
     with population(**toy, evolve=evolve, num_workers=num_workers) as members:
         reports = list(members.reports(Stop(env_steps=4 * 10)))
         assert members.statistics().deaths == sum(bool(report.error) for report in reports) > 0
+        metrics = members.metrics()
+        assert metrics["population/deaths"] == members.statistics().deaths
+        assert metrics["population/best_score"] == max(members.scores.values())
     of_first = [report for report in reports if report.member == 0]
     assert of_first[0].error == "OverflowError: member 0 went too far"
     assert np.isnan(of_first[0].score)
@@ -267,7 +270,7 @@ def test_where_all_have_died_what_the_last_one_died_of_is_raised(num_workers: in
     members = population(**{**TOY, "learn": fails}, evolve=evolve, num_workers=num_workers)
     with pytest.raises(OverflowError, match="went too far") as raised:
         list(members.reports(Stop(env_steps=100)))
-    assert raised.value.__notes__ == ["All 2 members of the population have died; this is the last."]
+    assert raised.value.__notes__ == ["All 2 members of the population have died. This is the last error."]
     assert members.closed
 
 
@@ -467,7 +470,7 @@ def test_a_stream_ends_with_a_score_or_in_time() -> None:
         *_, last = members.reports(Stop(mean_return=1.0))
         assert last.score >= 1.0
         assert list(members.reports(Stop(seconds=1e-9))) == []
-        with pytest.raises(ConfigurationError, match=r"evaluation_return is for pools: .* Use Stop\(mean_return=475\)"):
+        with pytest.raises(ConfigurationError, match=r"evaluation_return needs a pool, .* Use Stop\(mean_return=475\)"):
             members.reports(Stop(evaluation_return=475))
 
 
@@ -489,21 +492,24 @@ def make_none(hyperparameters: dict[str, float]) -> Any:
         ({"size": 1}, "size must be at least 2, got 1"),
         ({"size": 0}, "size must be an integer of at least 2, got 0"),
         ({"evolve": "tournament"}, r"evolve must be a Tournament\(...\) or a Generational\(...\)"),
-        ({"evolve": Tournament(size=6)}, "cannot meet Tournament.size=6 others"),
+        ({"evolve": Tournament(size=6)}, "Tournament.size must be at most 5 in a population of 6"),
         ({"learn": None}, r"learn must be a callable \(member, rollout\)"),
         ({"make_member": 3}, "make_member must be a callable"),
-        ({"hyperparameters": {"lr": 0.1}}, "'lr' must be a name with a range"),
-        ({"initial": [{"lr": 1.0}]}, r"initial\[0\] has lr=1.0, which is outside LogUniform"),
-        ({"initial": [{"lr": 0.01}] * 7}, "initial has hyper-parameters for 7 members, and there are 6"),
-        ({"num_workers": 7}, "num_workers=7 is more than size=6"),
-        ({"env_fn": [Short, Short]}, "env_fn is a sequence of 2 factories"),
-        ({"env_fn": "NoSuchEnv-v0"}, "Gymnasium does not know"),
+        ({"hyperparameters": {"lr": 0.1}}, "must map names to ranges.*, got 'lr'"),
+        ({"initial": [{"lr": 1.0}]}, r"initial\[0\]\['lr'\] must be within LogUniform.*, got 1.0"),
+        ({"initial": [{"lr": 0.01}] * 7}, "for at most size=6 members, got 7"),
+        ({"num_workers": 7}, "num_workers must be at most size=6, .* got 7"),
+        ({"env_fn": [Short, Short]}, "env_fn must be one factory, .* got a sequence of 2"),
+        ({"env_fn": "NoSuchEnv-v0"}, "must be registered with Gymnasium"),
         ({"mode": "fast"}, "mode must be one of 'sync', 'async'"),
         ({"fitness": {"episodes": 3}}, r"fitness must be parenv.Fitness\(episodes=3\)"),
-        ({"workers": WorkerOptions(device=("cpu", "cuda:99"))}, "WorkerOptions.device='cuda:99'"),
-        ({"workers": WorkerOptions(on_env_error="restart_env")}, r"WorkerOptions\.on_env_error is for pools"),
-        ({"workers": WorkerOptions(step_workers=1)}, r"WorkerOptions\.step_workers is for pools"),
-        ({"workers": WorkerOptions(rollout_device="cuda")}, r"WorkerOptions\.rollout_device is for pools"),
+        (
+            {"workers": WorkerOptions(device=("cpu", "cuda:99"))},
+            "WorkerOptions.device must name a device .* got 'cuda:99'",
+        ),
+        ({"workers": WorkerOptions(on_env_error="restart_env")}, r"WorkerOptions\.on_env_error needs a pool"),
+        ({"workers": WorkerOptions(step_workers=1)}, r"WorkerOptions\.step_workers needs a pool"),
+        ({"workers": WorkerOptions(rollout_device="cuda")}, r"WorkerOptions\.rollout_device needs a pool"),
         ({"lineage": "/dev/null/lineage"}, "the folder of /dev/null/lineage cannot be made: File exists"),
         ({"make_member": make_none}, "make_member must return a parenv.Member"),
     ],
@@ -522,9 +528,9 @@ def test_fitness_without_episodes_needs_a_score() -> None:
 
 def test_there_is_no_member_that_has_not_had_a_turn() -> None:
     with population(num_workers=0) as members:
-        with pytest.raises(ConfigurationError, match="member 3 has not had a training round yet"):
+        with pytest.raises(ConfigurationError, match="member 3 has no state before its first training round"):
             members.member(3)
-        with pytest.raises(ConfigurationError, match="there is no member 6: the population has 0 to 5"):
+        with pytest.raises(ConfigurationError, match="the number of a member must be 0 to 5, got 6"):
             members.member(6)
         assert members.best is None
 

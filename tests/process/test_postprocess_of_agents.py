@@ -67,8 +67,11 @@ def test_every_policy_adds_to_its_own_rows(kind: Any, num_workers: int, policy_o
 
 def test_what_it_returns_wrongly_is_said_with_the_policy() -> None:
     for returned, message in (
-        ({"few": np.zeros(4)}, r"policy 'hen' for agent 'hen_0': postprocess returned 'few' of shape \(4,\)"),
-        ({"seen": np.zeros((4, 2))}, r"policy 'hen' for .*: policy and postprocess both return \['seen'\]"),
+        (
+            {"few": np.zeros(4)},
+            r"policy 'hen' for agent 'hen_0': the extra 'few' of postprocess must .* got shape \(4,\)",
+        ),
+        ({"seen": np.zeros((4, 2))}, r"policy 'hen' for .*: policy and postprocess must .* both return \['seen'\]"),
     ):
         with pytest.raises(PolicyOutputError, match=message):
             AsyncWorkerPool(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from parenv import AsyncWorkerPool, ConfigurationError, Stop, progress
-from parenv.progress import ProgressDisplay, TensorBoardWriter, scalars
+from parenv.progress import ProgressDisplay, TensorBoardWriter, mean_lag, scalars
 from parenv.testing import LedgerEnv
 
 
@@ -24,21 +24,19 @@ def pool_of_ledgers() -> AsyncWorkerPool:
     )
 
 
-def test_lines_of_json_have_the_standard_names() -> None:
+def test_lines_of_json_have_the_names_of_metrics() -> None:
     shown = io.StringIO()
     with pool_of_ledgers() as pool, ProgressDisplay(pool, file=shown, as_json=True) as display:
         display.update()
         for _ in pool.rollouts(Stop(env_steps=1000)):
             display.update()
     lines = [json.loads(line) for line in shown.getvalue().splitlines()]
-    assert lines[0]["rollout/ep_rew_mean"] is None
+    assert lines[0]["rollout/mean_return"] is None
+    assert all(list(line) == list(lines[0]) for line in lines)
     last = lines[-1]
     assert last["env_steps"] == 1000
-    assert last["rollout/ep_len_mean"] > 1
-    assert last["time/iterations"] == 10
-    assert sum(last[f"workers/{part}_share"] for part in ("environment", "acting", "learning", "waiting")) == (
-        pytest.approx(1.0)
-    )
+    assert last["rollout/mean_length"] > 1
+    assert last["rollout/rollouts"] == 10
 
 
 class Terminal(io.StringIO):
@@ -172,12 +170,22 @@ def test_curves_are_over_env_steps(tmp_path: Path) -> None:
         for _ in pool.rollouts(Stop(env_steps=500)):
             writer.update()
         pool.evaluate(2)  # The last point is written behind it.
-        names = set(scalars(pool.statistics()))
+        names = set(pool.metrics())
     found = EventAccumulator(str(tmp_path))
     found.Reload()
     assert set(found.Tags()["scalars"]) == names
-    points = found.Scalars("time/iterations")
+    points = found.Scalars("rollout/rollouts")
     assert [(point.step, point.value) for point in points][:5] == [(100 * i, i) for i in range(1, 6)]
+
+
+def test_the_former_names_of_metrics_are_deprecated() -> None:
+    with pool_of_ledgers() as pool:
+        next(pool.rollouts())
+        with pytest.warns(DeprecationWarning, match=r"scalars\(statistics\) is now pool.metrics\(\)"):
+            former = scalars(pool.statistics())
+        assert former["time/iterations"] == 1
+        assert np.isnan(former["eval/mean_reward"])
+        assert former["rollout/policy_lag_mean"] == mean_lag(pool.statistics()) == 0
 
 
 def test_without_tensorboard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

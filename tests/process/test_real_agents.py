@@ -111,5 +111,7 @@ def test_where_one_policy_is_wanted_environments_of_several_agents_are_refused_w
         lambda: AsyncWorkerPool(SPREAD, zeros, num_workers=1),
         lambda: ParallelVectorEnv([SPREAD], num_workers=1),
     ):
-        with pytest.raises(ConfigurationError, match=r"act together .* Give AsyncWorkerPool policies by name"):
+        with pytest.raises(
+            ConfigurationError, match=r"a ParallelEnv of PettingZoo. .* AsyncWorkerPool with named policies"
+        ):
             start()

@@ -130,7 +130,7 @@ def test_a_divergence_is_reported_at_the_first_rollout_that_differs(mode: Any, t
     versions = [line[1]["policy_version"] for line in lines if line[0] == "digest"]
     net = Net()
     with pool_of(net, mode=mode, replay=tmp_path / "journal") as pool:
-        with pytest.raises(ReplayError, match=r"different: .*chance") as caught:
+        with pytest.raises(ReplayError, match=r"differs in .*chance") as caught:
             train(pool, net, Stop(), learning_rate=0.02)
         assert caught.value.rollout == next(number for number, version in enumerate(versions) if version)
 
@@ -142,12 +142,17 @@ def test_a_loop_that_does_something_else_is_told_so(tmp_path: Path) -> None:
         train(pool, net, Stop(env_steps=6 * 20))
     with (
         pool_of(Net(), replay=tmp_path / "journal") as pool,
-        pytest.raises(ReplayError, match=r"after 1 rollouts this run does a rollout, where .* publish of version 1"),
+        pytest.raises(
+            ReplayError,
+            match=r"after 1 rollouts the recording has a publish of version 1, and this run has the delivery of a r",
+        ),
     ):
         list(pool.rollouts())
     with (
         pool_of(Net(), replay=tmp_path / "journal") as pool,
-        pytest.raises(ReplayError, match=r"after 0 rollouts this run does a publish of version 1, where"),
+        pytest.raises(
+            ReplayError, match=r"after 0 rollouts the recording has .*, and this run has a publish of version 1"
+        ),
     ):
         pool.publish(net)
 
@@ -176,7 +181,7 @@ def test_a_death_is_in_the_journal_and_not_replayed(tmp_path: Path) -> None:
             pass
     with (
         pool_of(Net(), replay=tmp_path / "journal") as pool,
-        pytest.raises(ReplayError, match="worker 1, which had died"),
+        pytest.raises(ReplayError, match="the death of worker 1, which cannot be replayed"),
     ):
         list(pool.rollouts())
 
@@ -185,21 +190,21 @@ def test_a_journal_that_does_not_fit_is_refused_before_anything_starts(tmp_path:
     with pool_of(Net(), record=tmp_path / "journal", seed=5) as pool:
         next(pool.rollouts())
     for change, words in (
-        ({"seed": 6}, "seed 5, this one 6"),
-        ({"rollout_length": 7}, "rollout_length 6"),
-        ({"mode": "sync"}, "mode 'async'"),
+        ({"seed": 6}, "seed must be 5 as in the recorded run, got 6"),
+        ({"rollout_length": 7}, "rollout_length must be 6"),
+        ({"mode": "sync"}, "mode must be 'async'"),
         ({"num_workers": 2}, "sub-environments of each worker"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             pool_of(Net(), replay=tmp_path / "journal", **change)
-    with pytest.raises(ConfigurationError, match="not both"):
+    with pytest.raises(ConfigurationError, match="record and replay cannot be used together"):
         pool_of(Net(), replay=tmp_path / "journal", record=tmp_path / "other")
     (tmp_path / "no journal").write_text("[]\n")
     (tmp_path / "other lines").write_text('{"parenv journal": 1}\n["noxt", 0, 1]\n')
     for path, words in (
         ("nothing", "FileNotFoundError"),
         ("no journal", "TypeError"),
-        ("other lines", "it has lines of the unknown kinds noxt"),
+        ("other lines", "lines have the unknown kinds noxt"),
     ):
         with pytest.raises(ConfigurationError, match=f"{path} cannot be replayed: {words}"):
             pool_of(Net(), replay=tmp_path / path)
@@ -249,7 +254,7 @@ def test_two_runs_are_not_recorded_in_one_file_at_a_time(tmp_path: Path) -> None
 
     with record() as pool:
         before = (tmp_path / "journal").read_text()
-        with pytest.raises(ConfigurationError, match=r"journal' is what another run is recorded in just now"):
+        with pytest.raises(ConfigurationError, match=r"journal' cannot be used while another run is recorded there"):
             record()
         assert (tmp_path / "journal").read_text() == before
         child = os.fork()
@@ -266,5 +271,5 @@ def test_two_runs_are_not_recorded_in_one_file_at_a_time(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_recording_that_cannot_be_written_says_which() -> None:
-    with pytest.raises(OSError, match=r"No space left on device, so that what this run does.*'/dev/full'"):
+    with pytest.raises(OSError, match=r"No space left on device, so the run cannot be recorded.*'/dev/full'"):
         pool_of(Net(), num_workers=0, record="/dev/full")

@@ -270,7 +270,7 @@ def test_a_run_is_recorded_and_repeated(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "gradients": ({"parallelism": "gradient", "loss_fn": len}, {}, "is for parallelism"),
+    "gradients": ({"parallelism": "gradient", "loss_fn": len}, {}, "needs parallelism"),
     "policies by name": ({"policy": {"one": lean}}, {}, "rollout_device cannot be used with named policies"),
     "replacing": ({}, {"on_env_error": "restart_env"}, "restart_worker"),
     "mps": ({}, {"rollout_device": "mps"}, "or one of cuda"),
@@ -288,5 +288,7 @@ def test_what_rollouts_on_a_device_are_not_for_is_refused(what: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_device_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"WorkerOptions.rollout_device='cuda', but torch .* finds 0 devices"):
+    with pytest.raises(
+        ConfigurationError, match=r"WorkerOptions.rollout_device must name .*, got 'cuda', but it finds 0"
+    ):
         AsyncWorkerPool("CartPole-v1", lean, workers=WorkerOptions(rollout_device="cuda"))

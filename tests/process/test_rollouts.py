@@ -13,9 +13,10 @@ import torch
 from envs import Acting, ledgers
 from policies import zeros
 
-from parenv import AsyncWorkerPool, Policy, PoolClosedError, Rollout, Stop, TorchPolicy
+from parenv import AsyncWorkerPool, Policy, PoolClosedError, Rollout, Stop, TorchPolicy, WorkerOptions
 from parenv.policy.policy import Action
 from parenv.testing import check_ledger
+from parenv.transport.waiting import Waiting
 
 
 class Scorer(torch.nn.Module):
@@ -429,3 +430,24 @@ def test_a_pool_in_this_process_that_is_interrupted_in_the_middle_of_a_step_is_c
     assert pool.closed
     with pytest.raises(PoolClosedError):
         next(pool.rollouts())
+
+
+def test_the_main_process_sleeps_through_all_commits_of_a_round_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep: list[bool] = []
+    wait = Waiting.wait
+
+    def counted(waiting: Waiting, timeout_s: float, only_descriptors: bool = False) -> set[int]:
+        asleep.append(only_descriptors)
+        return wait(waiting, timeout_s, only_descriptors)
+
+    monkeypatch.setattr(Waiting, "wait", counted)
+    with AsyncWorkerPool(
+        ledgers(6), zeros, num_workers=6, rollout_length=4, mode="sync", workers=WorkerOptions(step_timeout_s=60.0)
+    ) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        asleep.clear()
+        for _ in range(50):
+            next(stream)
+        # If several workers are the last ones, the wake-up of one may come in the next round.
+        assert 50 <= sum(asleep) <= 2 * 50

@@ -208,7 +208,7 @@ def test_files_that_are_something_else_are_not_touched(tmp_path: Path) -> None:
     for name in ("text", "checkpoint", "."):
         with pytest.raises(ConfigurationError):
             SaveBest(tmp_path / name)
-    with pytest.raises(ConfigurationError, match="cannot keep an agent"):
+    with pytest.raises(ConfigurationError, match="cannot be read or written"):
         SaveBest(tmp_path / "text" / "best.ckpt")
     agent, path = Payer(), tmp_path / "best.ckpt"
     with make_pool(agent) as pool:
@@ -224,7 +224,7 @@ def test_files_that_are_something_else_are_not_touched(tmp_path: Path) -> None:
     other.set(5)
     with (
         make_pool(other) as pool,
-        pytest.raises(ConfigurationError, match="keeps another agent, which differs in more"),
+        pytest.raises(ConfigurationError, match="must contain the same agent, but it differs in more"),
     ):
         SaveBest(path, episodes=5).finish(pool)
     assert path.read_bytes() == kept
@@ -232,7 +232,7 @@ def test_files_that_are_something_else_are_not_touched(tmp_path: Path) -> None:
 
 def test_a_policy_without_weights_is_refused_before_anything_is_evaluated(tmp_path: Path) -> None:
     with AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=0) as pool:
-        with pytest.raises(ConfigurationError, match="policy with a torch module"):
+        with pytest.raises(ConfigurationError, match="whose policy has a torch module"):
             SaveBest(tmp_path / "best.ckpt").update(pool)
         assert pool.statistics().evaluations == 0
 
@@ -290,9 +290,9 @@ def test_of_policies_by_name_the_one_that_was_named_is_kept_when_it_is_better(tm
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        (None, r"the policies \['a', 'b', 'c'\]: say which one to keep, SaveBest\(path, policy='a'\)"),
-        ("z", r"the policies \['a', 'b', 'c'\]: .* got policy='z'"),
-        ("c", "policy with a torch module"),
+        (None, r"one of the pool's policies \['a', 'b', 'c'\], got None. Pass SaveBest\(path, policy='a'\)"),
+        ("z", r"one of the pool's policies \['a', 'b', 'c'\], got 'z'"),
+        ("c", "whose policy has a torch module"),
     ],
 )
 def test_which_of_several_policies_to_keep_must_be_said(named: Any, message: str, tmp_path: Path) -> None:
@@ -306,13 +306,16 @@ def test_a_policy_by_which_nobody_acts_cannot_be_judged(tmp_path: Path) -> None:
     policies = {"a": Payer(), "b": Payer()}
     with (
         AsyncWorkerPool(Rivals, policies, policy_of=lambda agent, episode: "a", num_workers=0) as pool,
-        pytest.raises(ConfigurationError, match="an agent acted by policy 'b' in 0 of 5 episodes, but SaveBest needs"),
+        pytest.raises(ConfigurationError, match=r"policy 'b' must act in at least .* but acted in 0 of 5"),
     ):
         SaveBest(tmp_path / "best.ckpt", episodes=5, policy="b").finish(pool)
 
 
 def test_a_policy_without_a_name_needs_none(tmp_path: Path) -> None:
-    with make_pool(Payer()) as pool, pytest.raises(ConfigurationError, match="has no name: leave policy='a' out"):
+    with (
+        make_pool(Payer()) as pool,
+        pytest.raises(ConfigurationError, match=r"whose policy has no name, got 'a'. Leave it out"),
+    ):
         SaveBest(tmp_path / "best.ckpt", policy="a").update(pool)
 
 

@@ -742,15 +742,17 @@ class Halved(VecEnvWrapper):
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "no model": (lambda: "model", {}, "such as PPO.*str"),
-    "ARS": (lambda: ARS("LinearPolicy", "CartPole-v1", device="cpu"), {}, "ARS.*TQC"),
+    "ARS": (lambda: ARS("LinearPolicy", "CartPole-v1", device="cpu"), {}, "TQC.*got ARS"),
     "no environment": (without_envs, {}, "set_env"),
     "SubprocVecEnv": (on_subproc, {}, "SubprocVecEnv.*without vec_env_cls"),
     "an environment that cannot be copied": (with_a_lock, {}, "env_id 1.*lock.*ParallelVecEnv"),
     "workers": (lambda: model_of(PPO, cartpole), {"num_workers": -1}, "num_workers"),
     "mode": (lambda: model_of(PPO, cartpole), {"mode": "later"}, "mode"),
-    "on-policy async": (lambda: model_of(PPO, cartpole), {"mode": "async"}, "PPO is on-policy"),
+    "on-policy async": (lambda: model_of(PPO, cartpole), {"mode": "async"}, "PPO, which is on-policy"),
     "lag in sync": (lambda: model_of(DQN, cartpole), {"max_policy_lag": 1}, 'mode="async"'),
-    "async without workers": (lambda: model_of(DQN, cartpole), {"mode": "async", "num_workers": 0}, "num_workers=0"),
+    "async without workers": (
+        lambda: model_of(DQN, cartpole), {"mode": "async", "num_workers": 0}, "num_workers must be at least 1",
+    ),
     "a wrapper in async": (lambda: model_of(DQN, cartpole, Halved), {"mode": "async"}, "Halved.*sync"),
     "episodes in async": (
         lambda: model_of(DQN, cartpole, n=1, train_freq=(1, "episode")), {"mode": "async"}, "train_freq.*step",

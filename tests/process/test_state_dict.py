@@ -131,7 +131,7 @@ def test_without_get_state_episodes_begin_anew_with_fresh_seeds_and_it_is_said()
         state = pool.state_dict()
     with AsyncWorkerPool(factories, zeros, **arguments) as pool:
         missing = pool.load_state_dict(state)
-        assert [words.split(":")[0] for words in missing] == ["the episode of env_id 0", "the episode of env_id 1"]
+        assert [words.split(",")[0] for words in missing] == ["the episode of env_id 0", "the episode of env_id 1"]
         # The first reset of a process is episode 0 of the ledger, and this is its second.
         for env_id in range(2):
             expected[env_id] = (0, 0, expected[env_id][2])
@@ -153,7 +153,7 @@ def test_rollouts_under_way_are_named_and_leave_a_marked_gap() -> None:
     with AsyncWorkerPool(walk, zeros, **arguments) as pool:
         missing = pool.load_state_dict(state)
         assert len(missing) == 2
-        assert all("that were under way" in words for words in missing)
+        assert all("in progress or not yet delivered" in words for words in missing)
         assert next(pool.rollouts()).restarted.all()
 
 
@@ -172,7 +172,11 @@ def test_a_wrapper_that_offers_nothing_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"seed": 4}, "seed=3"), ({"rollout_length": 7}, "rollout_length = 6"), ({"num_envs": 3}, "sub-environments")],
+    [
+        ({"seed": 4}, "seed must be 3"),
+        ({"rollout_length": 7}, "rollout_length must be 6"),
+        ({"num_envs": 3}, "sub-environments"),
+    ],
 )
 def test_a_state_of_another_pool_is_refused(change: dict[str, Any], words: str) -> None:
     arguments: dict[str, Any] = {"num_workers": 0, "num_envs": 2, "mode": "sync", "rollout_length": 6, "seed": 3}
@@ -184,7 +188,7 @@ def test_a_state_of_another_pool_is_refused(change: dict[str, Any], words: str) 
         next(pool.rollouts())
     with AsyncWorkerPool(walk, zeros, **arguments) as pool:
         next(pool.rollouts())
-        with pytest.raises(ConfigurationError, match="not been asked for anything"):
+        with pytest.raises(ConfigurationError, match="has not delivered a rollout"):
             pool.load_state_dict(state)
 
 
@@ -264,7 +268,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_an_error_in_a_sentence(stride
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        reason = "it does not begin as one" if bit < 8 * 20 else "its content does not match its digest"
+        reason = "the file was not written by" if bit < 8 * 20 else "the content does not match its digest"
         with pytest.raises(ConfigurationError, match=f"{path} cannot be read as a checkpoint: {reason}"):
             load_checkpoint(path)
 
@@ -325,6 +329,6 @@ def test_a_checkpoint_and_then_its_folder_are_brought_to_the_disk(
 def test_a_checkpoint_that_cannot_be_written_says_which_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "directory"
     path.mkdir()
-    with pytest.raises(OSError, match=f"so that the checkpoint is not written; what was there is as it was: .*{path}"):
+    with pytest.raises(OSError, match=f"so the checkpoint was not written, and an older file is unchanged: .*{path}"):
         save_checkpoint(path, {"weights": 1.0})
     assert [each.name for each in tmp_path.iterdir()] == ["directory"]

@@ -197,9 +197,9 @@ def test_attributes_are_those_of_the_environments() -> None:
         assert envs.get_env_attr("level", [1, 2]) == [5, 1]
         envs.set_env_attr("level", 6)
         assert envs.get_env_attr("level", 0) == [6]
-        with pytest.raises(ValueError, match="1 actions were given for 2 environments"):
+        with pytest.raises(ValueError, match="actions must have one for each of 2 environments, got 1"):
             envs.step(np.zeros(1, int), [0, 1])
-        with pytest.raises(ConfigurationError, match="reset takes seed and options, not speed"):
+        with pytest.raises(ConfigurationError, match="keywords of reset must be seed and options, got speed"):
             envs.reset(speed=3)
     finally:
         envs.close()
@@ -222,5 +222,5 @@ def test_it_takes_at_most_one_worker_per_environment() -> None:
 
 
 def test_what_tianshou_has_not_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no Tuple observations"):
+    with pytest.raises(ConfigurationError, match="observations must not be a Tuple"):
         adapter.ParallelVenv([InTuples], num_workers=1)

@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
 
     with AsyncWorkerPool(Worded, Extras(), num_workers=0, rollout_length=3) as pool:
         worded = next(pool.rollouts())
-    with pytest.raises(ConfigurationError, match="observations have parts without a fixed size"):
+    with pytest.raises(ConfigurationError, match="observations must have a fixed size"):
         worded.to_tensordict()
     monkeypatch.setitem(sys.modules, "tensordict", None)
     with pytest.raises(ConfigurationError, match=r"parenv\[torchrl\]"):
@@ -276,9 +276,9 @@ def test_a_collector_publishes_what_it_is_given_and_goes_on_from_a_state() -> No
         collector.load_state_dict(state)
         assert pool.policy_version == 6
         assert collector.set_seed(3) == 7
-        with pytest.raises(ConfigurationError, match="make it with seed=4"):
+        with pytest.raises(ConfigurationError, match="Make the pool with seed=4"):
             collector.set_seed(4)
-        with pytest.raises(ConfigurationError, match="cannot honour worker_ids"):
+        with pytest.raises(ConfigurationError, match="cannot take worker_ids"):
             collector.update_policy_weights_(worker_ids=[0])
 
 
@@ -299,7 +299,7 @@ def test_a_collector_publishes_what_it_is_given_and_goes_on_from_a_state() -> No
             lambda: adapter.TensorDictPolicy(
                 tensordict_nn.TensorDictModule(torch.nn.Linear(4, 2), [("agents", "observation")], ["action"])
             ),
-            "nested keys",
+            "the keys of the actor must be flat",
         ),
         (lambda: adapter.PoolCollector("CartPole-v1", None), "needs an AsyncWorkerPool"),  # type: ignore[arg-type]
     ],

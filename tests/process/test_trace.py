@@ -94,5 +94,5 @@ def test_a_full_disk_ends_the_trace_and_not_the_training(caplog: pytest.LogCaptu
             pass
         assert pool.statistics().env_steps >= 400
     assert [record.getMessage() for record in caplog.records] == [
-        "the trace /dev/full ends here: [Errno 28] No space left on device"
+        "the trace /dev/full ends here, because it cannot be written: [Errno 28] No space left on device"
     ]

@@ -127,7 +127,7 @@ def test_gradients_count_transitions_only(pool_mode: Any) -> None:
 
 
 def test_a_gradient_of_rows_that_may_be_resets_only_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="a rollout of one row may be resets only"):
+    with pytest.raises(ConfigurationError, match="rollout_length must be at least 2 with gradients"):
         AsyncWorkerPool(
             lambda: ledgers(AutoresetMode.NEXT_STEP),
             Linear(),

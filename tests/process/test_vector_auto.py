@@ -12,16 +12,20 @@ import types
 from typing import Any, ClassVar
 
 import gymnasium as gym
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given
 from inside import pid_of
 
 from parenv import ParallelVectorEnv, WorkerTimeoutError
 from parenv.envs import step_cost
+from parenv.envs.step_cost import StepCost
 from parenv.vector import vector_plan, worker_choice
+from parenv.vector.vector_session import VectorSession
 
 N = 4
 COSTLY_S = 0.05
@@ -91,7 +95,7 @@ def test_a_worker_that_does_not_wake_up_is_an_error() -> None:
         while (pid := pid_of(envs, 1)) < 0:
             envs.step(np.zeros(N, np.int64))
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(WorkerTimeoutError, match=r"not every worker woke up within 0\.05 s"):
+        with pytest.raises(WorkerTimeoutError, match=r"not every worker woke up within start_timeout_s=0\.05 s"):
             worker_choice.round_trip_s(envs._session.backend, 0.05)
         os.kill(pid, signal.SIGCONT)
 
@@ -142,7 +146,7 @@ def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("step_s", "steps"), [(1e-3, 50), (4e-3, 20), (0.3, 4), (30.0, 1)])
 def test_what_a_step_costs_is_measured_in_a_second_or_in_one_step(step_s: float, steps: int) -> None:
     with contextlib.closing(ParallelVectorEnv([lambda: Clocked(step_s)] * N, num_workers=0)) as envs:
-        assert envs._session.measured_step(1.0) == pytest.approx(step_s)
+        assert envs._session.measured_step(1.0).step_s == pytest.approx(step_s)
         assert abs(Clocked.counts["steps"] - steps) <= 1  # Sums of floats.
 
 
@@ -155,7 +159,7 @@ def test_a_measurement_leaves_environments_and_random_states_as_they_were() -> N
     with contextlib.closing(ParallelVectorEnv([lambda: Clocked(1e-3)] * N, num_workers=0)) as envs:
         Clocked.action_space.seed(5)
         before = random_states()
-        assert envs._session.measured_step(1.0) > 0
+        assert envs._session.measured_step(1.0).step_s > 0
         assert_same(random_states(), before)
         assert (Clocked.counts["made"], Clocked.counts["closed"]) == (N + 1, 1)
 
@@ -200,3 +204,43 @@ def test_a_measurement_that_does_not_end_is_an_error() -> None:
         pytest.raises(multiprocessing.TimeoutError, match="`the measurement of a step` has timed out"),
     ):
         envs._session.measured_step(0.05)
+
+
+@pytest.mark.parametrize(("spread_s", "rows"), [(0.0, 8), (0.05, 4)])
+def test_recv_returns_fewer_rows_if_steps_take_different_times(
+    monkeypatch: pytest.MonkeyPatch, spread_s: float, rows: int
+) -> None:
+    monkeypatch.setattr(VectorSession, "measured_step", lambda *_: StepCost(0.01, spread_s))
+    monkeypatch.setattr(worker_choice, "round_trip_s", lambda *_: 1e-4)
+    with contextlib.closing(ParallelVectorEnv([cheap] * 8, num_workers=2, batch_size="auto")) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(8, np.int64))
+        observations = envs.recv()[0]
+        assert (envs.batch_size, envs.measured_step_s) == (len(observations), 0.01) == (rows, 0.01)
+        assert len(envs.recv(batch_size=1)[0]) == 1 if rows < 8 else True
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "caller_steps": True}])
+def test_an_automatic_batch_size_needs_no_worker_that_measures(options: dict[str, Any]) -> None:
+    with contextlib.closing(ParallelVectorEnv([cheap] * N, batch_size="auto", **options)) as envs:
+        assert 1 <= envs.batch_size <= N
+
+
+def test_without_a_measurement_an_automatic_batch_size_is_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> StepCost:
+        raise ValueError("illegal move")
+
+    monkeypatch.setattr(VectorSession, "measured_step", fail)
+    with pytest.warns(UserWarning, match='batch_size="auto" chooses all rows, because .* illegal move'):
+        envs = ParallelVectorEnv([cheap] * N, num_workers=2, batch_size="auto")
+    with contextlib.closing(envs):
+        assert envs.batch_size == N
+
+
+@given(st.integers(1, 256), st.integers(1, 32), *[st.floats(1e-7, 1.0)] * 3)
+def test_the_rows_of_a_batch_are_at_least_those_of_a_worker(
+    num_envs: int, workers: int, step_s: float, spread_s: float, call_s: float
+) -> None:
+    workers = min(workers, num_envs)
+    rows = worker_choice.rows_of_batch(num_envs, workers, StepCost(step_s, spread_s), call_s)
+    assert num_envs // workers <= rows <= num_envs

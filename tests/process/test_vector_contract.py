@@ -209,7 +209,7 @@ def test_rows_that_are_received_have_empty_parts_too() -> None:
 @pytest.mark.parametrize("role", ["observed", "acted"])
 def test_keys_of_dict_spaces_that_are_no_strings_are_refused(role: str, num_workers: int) -> None:
     spoken: Any = {role: spaces.Dict({1: BOX, 2: spaces.Discrete(3)})}
-    with pytest.raises(ConfigurationError, match="keys of a Dict space must be strings, got 1: rename it in"):
+    with pytest.raises(ConfigurationError, match=r"keys of a Dict space must be strings, got 1. Rename the key in"):
         ParallelVectorEnv(talkers(**spoken), num_workers=num_workers)
 
 
@@ -250,7 +250,7 @@ def test_with_workers_a_custom_space_cannot_be_sampled_and_the_error_says_what_c
     makers = talkers(acted=CUSTOM[name])
     with parallel(makers, num_workers=2) as envs, contextlib.closing(SyncVectorEnv(makers)) as reference:
         envs.action_space.seed(5)
-        with pytest.raises(NotImplementedError, match=r"Custom\(\) .* cannot be sampled .* spaces=\"make\""):
+        with pytest.raises(NotImplementedError, match=r"Custom\(\) cannot be sampled .*spaces=\"make\""):
             envs.action_space.sample()
         actions = reference.action_space.sample()
         for each in (envs, reference):
@@ -526,9 +526,11 @@ def test_a_tensor_that_is_no_array_is_refused_and_nothing_is_stepped(
 def test_a_wrong_number_of_actions_is_refused_and_nothing_is_stepped(actions: Any, num_workers: int) -> None:
     with parallel(talkers(), num_workers=num_workers) as envs:
         envs.reset(seed=0)
-        with pytest.raises(ValueError, match=f"{len(actions)} actions were given for 3 sub-environments"):
+        with pytest.raises(
+            ValueError, match=f"actions must have one for each of 3 sub-environments, got {len(actions)}"
+        ):
             envs.step(actions)
-        with pytest.raises(ValueError, match="actions were given"):
+        with pytest.raises(ValueError, match="actions must have one for each"):
             envs.send(actions)
         assert envs.step(np.zeros(N, np.int64))[1].tolist() == [0.5] * N
 
@@ -543,7 +545,7 @@ def test_a_single_action_for_all_is_a_type_error_as_in_gymnasium(num_workers: in
             one.reset(seed=0)
             with pytest.raises(TypeError):
                 one.step(1)
-        with pytest.raises(TypeError, match=r"^the actions must be a list or an array .*, got 1\. Give 3 actions$"):
+        with pytest.raises(TypeError, match=r"^the actions must be a list or an array .*, got 1\. Pass 3 actions\.$"):
             envs.send(1)
         assert envs.step(np.zeros(N, np.int64))[1].tolist() == [0.5] * N
 
@@ -567,7 +569,9 @@ def test_whole_floats_for_integer_spaces_reach_environments_as_by_sync_vector_en
     ):
         for one in (envs, reference):
             one.reset(seed=0)
-        with pytest.warns(UserWarning, match=f"the actions are {actions.dtype} and not the {space.dtype} of their"):
+        with pytest.warns(
+            UserWarning, match=f"the actions should have dtype {space.dtype} like their space, got {actions.dtype}"
+        ):
             envs.step(actions)
         envs.step(actions)
         for _ in range(2):
@@ -580,7 +584,7 @@ def test_whole_floats_for_integer_spaces_reach_environments_as_by_sync_vector_en
 def test_floats_that_are_no_such_integers_are_refused_and_nothing_is_stepped(wrong: float, num_workers: int) -> None:
     with parallel(talkers(acted=FLOATS["integer box"][0]), num_workers=num_workers) as envs:
         envs.reset(seed=0)
-        with pytest.raises(ConfigurationError, match="do not fit their space: float64 is not of the kind of uint8"):
+        with pytest.raises(ConfigurationError, match="do not fit their space: float64 cannot be cast to uint8"):
             envs.step(np.array([[0.0, 1.0], [wrong, 1.0], [2.0, 3.0]]))
         assert envs.get_attr("actions") == ([],) * N
 
@@ -611,7 +615,7 @@ def test_spaces_that_differ_need_another_observation_mode(num_workers: int) -> N
             SyncVectorEnv(misfits, observation_mode=wrong)
         with pytest.raises(wanted.type):
             ParallelVectorEnv(misfits, observation_mode=wrong, num_workers=num_workers)
-    with pytest.raises(RuntimeError, match="the action space of env_id 1"):
+    with pytest.raises(RuntimeError, match="the same action space, but env_id 1 has"):
         ParallelVectorEnv([Talker, lambda: Talker(acted=spaces.Discrete(2))], num_workers=num_workers)
 
 
@@ -907,9 +911,9 @@ def test_what_async_vector_env_takes_is_taken() -> None:
         assert envs.num_workers <= 2
         assert {name: getattr(envs, name) for name in arguments} == arguments
         envs.reset(seed=0)
-    with pytest.raises(ConfigurationError, match="custom worker function"):
+    with pytest.raises(ConfigurationError, match="worker must be None"):
         ParallelVectorEnv(talkers(), worker=print)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="use num_workers=2"):
+    with pytest.raises(ConfigurationError, match="num_workers must be at most max_concurrency=2, got 3"):
         ParallelVectorEnv(talkers(), max_concurrency=2, num_workers=3)
     with pytest.raises(ValueError, match="max_concurrency"):
         ParallelVectorEnv(talkers(), max_concurrency=0)
@@ -939,7 +943,7 @@ def test_options_come_alone_or_one_for_each(num_workers: int) -> None:
         assert envs.get_attr("options") == ({"a": 1}, {"b": 2}, {"b": 2})
         envs.reset()
         assert envs.get_attr("options") == (None, None, None)
-        with pytest.raises(ValueError, match="options for each sub-environment must be 3, got 2"):
+        with pytest.raises(ValueError, match="options must have one for each of 3 sub-environments, got 2"):
             envs.reset(options=[{}, {}])
         with pytest.raises(ValueError, match="the length must match num_envs=3 but got length=2"):
             envs.reset(seed=[1, 2])
@@ -1035,11 +1039,11 @@ def test_where_all_others_have_ended_recv_gives_the_rest(num_workers: int) -> No
             envs.send(actions)
             first, rest = (envs.recv()[4]["env_id"].tolist() for _ in range(2))
             assert (len(first), len(rest), sorted(first + rest)) == (2, 1, [0, 1, 2])
-            with pytest.raises(NoAsyncCallError, match="returns 2 rows, but only 0 are under way"):
+            with pytest.raises(NoAsyncCallError, match="must return 2 rows, but only 0 are requested"):
                 envs.recv()
         envs.reset()
         envs.send(actions[:1], [0])
-        with pytest.raises(NoAsyncCallError, match="returns 2 rows, but only 1 are under way"):
+        with pytest.raises(NoAsyncCallError, match="must return 2 rows, but only 1 are requested"):
             envs.recv()
 
 
@@ -1068,7 +1072,7 @@ def test_make_vec_makes_what_gymnasium_makes() -> None:
             actions = np.array([0, 1])
             assert_same(envs.step(actions), reference.step(actions), ignored=("t",))
         assert envs.spec.kwargs["max_episode_steps"] == 3
-    with pytest.raises(ConfigurationError, match="vectorization_mode='sync'"):
+    with pytest.raises(ConfigurationError, match="got 'sync'"):
         parenv.make_vec("CartPole-v1", vectorization_mode="sync")
 
 
@@ -1180,19 +1184,19 @@ def test_send_and_recv_out_of_turn_say_so(num_workers: int) -> None:
     actions = np.zeros(N, np.int64)
     with parallel(ledgers(N), num_workers=num_workers, batch_size=2) as envs:
         envs.reset(seed=0)
-        with pytest.raises(NoAsyncCallError, match="returns 2 rows, but only 0 are under way"):
+        with pytest.raises(NoAsyncCallError, match="must return 2 rows, but only 0 are requested"):
             envs.recv()
         envs.send(actions[:2], [2, 0])
-        with pytest.raises(AlreadyPendingCallError, match=r"env_ids \[0\] are still under way"):
+        with pytest.raises(AlreadyPendingCallError, match=r"env_ids \[0\] cannot be sent while they step"):
             envs.send(actions[:2], [0, 1])
         for call in (lambda: envs.step(actions), envs.reset, lambda: envs.call("env_id")):
-            with pytest.raises(AlreadyPendingCallError, match="2 sub-environments are under way"):
+            with pytest.raises(AlreadyPendingCallError, match="while 2 sub-environments step"):
                 call()
         for wrong in ([3], [-1], [1, 1], []):
-            with pytest.raises(ValueError, match="env_ids must be different integers from 0 to 2"):
+            with pytest.raises(ValueError, match="env_ids must be one or more different integers from 0 to 2"):
                 envs.send(np.zeros(len(wrong), np.int64), wrong)
         assert sorted(envs.recv()[4]["env_id"].tolist()) == [0, 2]
-        with pytest.raises(NoAsyncCallError, match="only 0 are under way"):
+        with pytest.raises(NoAsyncCallError, match="only 0 are requested"):
             envs.recv()
         assert envs.step(actions)[1].tolist() == [0.0, ledger_reward(1, 0, 1), ledger_reward(2, 0, 2)]
 
@@ -1202,7 +1206,7 @@ def test_env_ids_are_integers_and_nothing_is_made_of_others(num_workers: int) ->
     with parallel(ledgers(N), num_workers=num_workers, batch_size=1) as envs:
         envs.reset(seed=0)
         for wrong in (1.0, [1.5], np.ones(1), [True], np.ones(1, bool), "1", [None], {1}, torch.ones(1)):
-            with pytest.raises(ValueError, match="env_ids must be different integers from 0 to 2, at least one, got"):
+            with pytest.raises(ValueError, match="env_ids must be one or more different integers from 0 to 2, got"):
                 envs.send(np.zeros(1, np.int64), wrong)
         for right in (1, np.uint8([1]), (1,), range(1, 2), torch.tensor([1])):
             envs.send(np.zeros(1, np.int64), right)

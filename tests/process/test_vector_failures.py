@@ -362,7 +362,7 @@ def test_a_hung_step_is_cut_and_its_stack_shown(hang: str) -> None:
             envs.step(actions_for(3))
         assert (raised.value.worker, raised.value.env_ids) == (1, (3, 4, 5))
         assert "during env.step() of env_id 3" in str(raised.value)
-        assert ("It gave no stack" if hang == "stopped" else HANGS[hang].__name__) in str(raised.value)
+        assert ("Its stack is not available" if hang == "stopped" else HANGS[hang].__name__) in str(raised.value)
         with pytest.raises(ClosedEnvironmentError):
             envs.step(actions_for())
 

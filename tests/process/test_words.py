@@ -109,7 +109,7 @@ def test_outputs_that_are_not_as_many_as_a_method_returns_are_named(outputs: tup
         def act(self, observations: Any) -> Any:
             return torch.zeros(len(observations)).long(), torch.zeros(len(observations))
 
-    message = f"Agent.act returned 2 values, but TorchPolicy.outputs names {len(outputs)}: {outputs}. Name every value"
+    message = f"a name for each of the 2 values that Agent.act returned, got {outputs}. Use None"
     with pytest.raises(PolicyOutputError, match=re.escape(message)):
         AsyncWorkerPool("CartPole-v1", TorchPolicy(Agent(), "act", outputs), num_workers=1)
 
@@ -117,7 +117,7 @@ def test_outputs_that_are_not_as_many_as_a_method_returns_are_named(outputs: tup
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda:99", r"device='cuda:99', but torch .* finds \d+ devices of that type on this machine: leave device out"),
+        ("cuda:99", r"WorkerOptions.device must name a device .* got 'cuda:99', but it finds \d+ of this type"),
         ("gpu", "must name torch devices, got 'gpu'"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_dict_in_place_of_options_is_an_error_that_says_what_it_would_be() -> 
         ("env_steps", r"Pass Stop\(env_steps=...\)"),
         (
             "caller_steps",
-            r"argument of ParallelVectorEnv; for a pool, pass workers=WorkerOptions\(step_workers=...\)",
+            r"argument of ParallelVectorEnv. For a pool, pass workers=WorkerOptions\(step_workers=...\)",
         ),
     ],
 )

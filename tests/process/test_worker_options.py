@@ -27,6 +27,7 @@ from parenv import (
     RestartPolicy,
     WorkerOptions,
     WorkerTimeoutError,
+    entry_point,
 )
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warnings_are_expected")]
@@ -153,7 +154,7 @@ def step_workers(product: str, directory: Path) -> None:
         with contextlib.closing(opened(product, WorkerOptions(step_workers=1))) as it:
             assert next(it.rollouts()).truncated.sum() == 0
     else:
-        raised(ConfigurationError, "step_workers is for pools", product, WorkerOptions(step_workers=1), "", bool)
+        raised(ConfigurationError, "step_workers needs a pool", product, WorkerOptions(step_workers=1), "", bool)
 
 
 def setup_fn(product: str, directory: Path) -> None:
@@ -175,7 +176,7 @@ def on_env_error(product: str, directory: Path) -> None:
     if product == "pool":
         raised(RuntimeError, r"out of order", product, options, "step", fail)
     else:
-        raised(ConfigurationError, r"on_env_error is for pools", product, options, "step", fail)
+        raised(ConfigurationError, r"on_env_error needs a pool", product, options, "step", fail)
 
 
 def step_timeout_s(product: str, directory: Path) -> None:
@@ -216,11 +217,40 @@ def step_threads(product: str, directory: Path) -> None:
         with contextlib.closing(opened(product, options)) as it:
             use(it)
     else:
-        raised(ConfigurationError, r"step_threads is for pools", product, options, "step", fail)
+        raised(ConfigurationError, r"step_threads needs a pool", product, options, "step", fail)
+
+
+def recycle_episodes(product: str, directory: Path) -> None:
+    made = [0]
+
+    class Counted(Probe):
+        def __init__(self) -> None:
+            super().__init__()
+            made[0] += 1
+            self.number = made[0]
+
+    env_fns, options = [Counted] * 2, WorkerOptions(recycle_episodes=3)
+    if product == "pool":
+        it: Any = AsyncWorkerPool(env_fns, lambda o: np.zeros(len(o), np.int64), num_workers=2, workers=options)
+    else:
+        it = ParallelVectorEnv(env_fns, num_workers=2, workers=options)
+    with contextlib.closing(it):
+        use(it)
+        assert min(it.get_attr("number")) > 1
+
+
+def python(product: str, directory: Path) -> None:
+    options = WorkerOptions(python=sys.executable)
+    if product == "pool":
+        raised(ConfigurationError, "needs step_workers", product, options, "", bool)
+    else:
+        raised(ConfigurationError, "must be named", product, options, "", bool)
+        with ParallelVectorEnv([entry_point("CartPole-v1")], workers=options) as envs:
+            assert envs.reset()[0].shape == (1, 4)
 
 
 def rollout_device(product: str, directory: Path) -> None:
-    reason = r"must be None \(shared memory\) or one of cuda" if product == "pool" else "rollout_device is for pools"
+    reason = r"must be None \(shared memory\) or one of cuda" if product == "pool" else "rollout_device needs a pool"
     raised(ConfigurationError, reason, product, WorkerOptions(rollout_device="abacus"), "", bool)
 
 

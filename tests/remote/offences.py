@@ -238,10 +238,10 @@ def frames(what: str) -> list[bytes]:
 
 UNREADABLE = {
     "nothing": "shorter than its header",
-    "garbage": "does not begin as parenv's do",
-    "a pickle": "does not begin as parenv's do",
+    "garbage": "does not begin with parenv's magic number",
+    "a pickle": "does not begin with parenv's magic number",
     "a pickle behind a header": "malformed data in a message",
-    "another protocol": "speaks protocol version 99, this one",
+    "another protocol": "has protocol version 99, but this process uses",
     "an unknown kind": "unknown kind of message: 255",
 }
 
@@ -283,15 +283,15 @@ def versions(**changed: Any) -> dict[str, Any]:
 
 KINDS_AT, REWARDS_AT, FLAGS_AT = 8 * SHARE, (8 + 4) * SHARE, (8 + 4 + 8) * SHARE
 OBJECT = ["value", [], "|O", False]
-NO_ARRAYS = "these are no extras and carry"
+NO_ARRAYS = "malformed description of extras or carry"
 LIST_OF = "must be of length"
 JOINS: dict[str, tuple[dict[str, Any], str]] = {
-    "python": ({"versions": versions(python="2.7")}, "python is 2.7 there and"),
-    "cloudpickle": ({"versions": versions(cloudpickle="0.1")}, "cloudpickle is 0.1 there and"),
-    "parenv": ({"versions": versions(parenv="9.9")}, "parenv is 9.9 there and"),
-    "none": ({"versions": None}, "it does not say its versions"),
+    "python": ({"versions": versions(python="2.7")}, "the host has python 2.7, and the driver has"),
+    "cloudpickle": ({"versions": versions(cloudpickle="0.1")}, "the host has cloudpickle 0.1, and"),
+    "parenv": ({"versions": versions(parenv="9.9")}, "the host has parenv 9.9, and"),
+    "none": ({"versions": None}, "it must report its versions"),
     "no room": ({"capacity": 0}, "a host needs room for at least one worker"),
-    "no text": ({"versions": versions(protocol=np.arange(3))}, "protocol is unknown there and"),
+    "no text": ({"versions": versions(protocol=np.arange(3))}, "the host has protocol unknown, and"),
 }
 READIES: dict[str, tuple[dict[str, Any], str]] = {
     "extras: pointers": ({"extras": [OBJECT]}, NO_ARRAYS),
@@ -317,7 +317,7 @@ COMMITS: dict[str, tuple[dict[str, Any], str]] = {
         "Commit.report must be NoneType, got int",
     ),
     "replaced: a number": ({"replaced": 3}, "Commit.replaced must be list, got int"),
-    "replaced: numbers": ({"replaced": [[1, 2, 3]]}, "Commit.replaced must be str, got int"),
+    "replaced: numbers": ({"replaced": [[1, 2, 3, 4]]}, "Commit.replaced must be str, got int"),
     "objects: a number": ({"objects": 1}, "Commit.objects must be dict, got int"),
     "objects: of no leaf": ({"objects": {("observations", 0): []}}, "Commit.objects must be dict of nothing"),
 }
@@ -328,55 +328,55 @@ FAILURES: dict[str, tuple[dict[str, Any], str]] = {
 }
 ROLLOUTS: dict[str, tuple[list[Any], str]] = {
     "no credit": ([part(b"\xff", 64, sequence=17)], "worker 1 has no credit 17"),
-    "does not fit": ([part(b"\xff", 64, offset=1 << 30)], "a chunk of 64 bytes at 1073741824 does not fit"),
+    "does not fit": ([part(b"\xff", 64, offset=1 << 30)], "within its slot, got 64 bytes at offset 1073741824"),
     "twice": ([whole_rollout(0), COMMIT, COMMIT], "worker 1 has no credit 0"),
-    "nothing of it": ([COMMIT], "0 bytes, where the rollout of credit 0"),
-    "incomplete": ([part(b"\0", 64), COMMIT], "64 bytes, where the rollout of credit 0"),
-    "ends": ([part(b"\xff", 512), COMMIT], "bytes, where the rollout of credit 0"),
-    "too many ends": ([part(b"\x7f", 512), COMMIT], "bytes, where the rollout of credit 0"),
+    "nothing of it": ([COMMIT], "the rollout of credit 0 .* bytes, got 0"),
+    "incomplete": ([part(b"\0", 64), COMMIT], "the rollout of credit 0 .* bytes, got 64"),
+    "ends": ([part(b"\xff", 512), COMMIT], "the rollout of credit 0 .* bytes, got"),
+    "too many ends": ([part(b"\x7f", 512), COMMIT], "the rollout of credit 0 .* bytes, got"),
     "chunks: no bytes": ([Chunks(0, [[0, 5]])], "Chunks.chunks must be memoryview, got int"),
-    "the second rollout first": ([whole_rollout(1), replace(COMMIT, sequence=1)], "but not credit 0 before it"),
-    "ready twice": ([READY], "the worker may not say Ready while running"),
-    "side data": ([SideData([], [], [])], "the worker may not say SideData while running"),
-    "too much": ([Reply(99, "x" * 5_000_000)], "a message has 5,000,0.. bytes beside arrays, more than the 4,194,304"),
-    "of the driver": ([Refuse("you are refused")], "a host may not say Refuse"),
+    "the second rollout first": ([whole_rollout(1), replace(COMMIT, sequence=1)], "commits credit 1 before credit 0"),
+    "ready twice": ([READY], "the worker must not send Ready in the state 'running'"),
+    "side data": ([SideData([], [], [])], "the worker must not send SideData in the state 'running'"),
+    "too much": ([Reply(99, "x" * 5_000_000)], "must have at most 4,194,304 bytes beside arrays .*, got 5,000,0"),
+    "of the driver": ([Refuse("you are refused")], "a host must not send Refuse"),
     "an end of no number": ([Gone(77, "0", None, "")], r"Gone.exit_code must be int \| None, got str"),  # type: ignore[arg-type]
 }
 ANSWERS: dict[str, tuple[Callable[[Answers], Answers], str]] = {
-    "a row that is not there": (lambda good: replace(good, rows=[0, SHARE]), "rows must be rising numbers"),
-    "a row before the first": (lambda good: replace(good, rows=[-1, 0]), "rows must be rising numbers"),
-    "a row far away": (lambda good: replace(good, rows=[0, 1 << 70]), "rows is an integer of more than 64 bits"),
-    "the same row twice": (lambda good: replace(good, rows=[1, 1]), "rows must be rising numbers"),
-    "rows in disorder": (lambda good: replace(good, rows=[1, 0]), "rows must be rising numbers"),
-    "more rows than there are": (lambda good: replace(good, rows=[0, 1, 2]), "answers must be to 1 to 2 rows, got 3"),
-    "no rows": (lambda good: replace(good, rows=[], data=memoryview(b"")), "answers must be to 1 to 2 rows, got 0"),
+    "a row that is not there": (lambda good: replace(good, rows=[0, SHARE]), "rows must be increasing numbers"),
+    "a row before the first": (lambda good: replace(good, rows=[-1, 0]), "rows must be increasing numbers"),
+    "a row far away": (lambda good: replace(good, rows=[0, 1 << 70]), "rows must be an integer of at most 64 bits"),
+    "the same row twice": (lambda good: replace(good, rows=[1, 1]), "rows must be increasing numbers"),
+    "rows in disorder": (lambda good: replace(good, rows=[1, 0]), "rows must be increasing numbers"),
+    "more rows than there are": (lambda good: replace(good, rows=[0, 1, 2]), "an answer must have 1 to 2 rows, got 3"),
+    "no rows": (lambda good: replace(good, rows=[], data=memoryview(b"")), "an answer must have 1 to 2 rows, got 0"),
     "rows that are no numbers": (lambda good: replace(good, rows=[0, "1"]), "Answers.rows must be int, got str"),
     "rows that are truth values": (
         lambda good: replace(good, rows=[False, True]),
         "Answers.rows must be int, got bool",
     ),
     "rows that are no list": (lambda good: replace(good, rows={"0": 1}), "Answers.rows must be list, got dict"),
-    "fewer rows than bytes": (lambda good: replace(good, rows=[0]), "infos of this worker cannot be of kind 1"),
-    "a byte too few": (lambda good: replace(good, data=good.data[:-1]), "rows have at least"),
-    "a byte too many": (lambda good: with_bytes(good, 0, b"", b"x"), "infos have 0 bytes, not 1"),
-    "no bytes": (lambda good: replace(good, data=memoryview(b"")), "rows have at least"),
+    "fewer rows than bytes": (lambda good: replace(good, rows=[0]), "of a kind that the worker has sent, got kind 1"),
+    "a byte too few": (lambda good: replace(good, data=good.data[:-1]), "rows must have at least"),
+    "a byte too many": (lambda good: with_bytes(good, 0, b"", b"x"), "infos must have 0 bytes, got 1"),
+    "no bytes": (lambda good: replace(good, data=memoryview(b"")), "rows must have at least"),
     "an info that is left out": (
         lambda good: with_bytes(good, KINDS_AT, kinds(2, 0)),
-        "1 infos have 1024 bytes, not 0",
+        "1 infos must have 1024 bytes, got 0",
     ),
     "another worker's kind of info": (
         lambda good: with_bytes(good, KINDS_AT, kinds(1, 0), bytes(1024)),
-        "infos of this worker cannot be of kind 1",
+        "of a kind that the worker has sent, got kind 1",
     ),
     "a kind of info beyond the last": (
         lambda good: with_bytes(good, KINDS_AT, kinds(-2, 1 << 30)),
-        "infos of this worker cannot be of kind",
+        "of a kind that the worker has sent, got kind",
     ),
     "an answer to a request to come": (
         lambda good: with_bytes(good, 0, (1 << 40).to_bytes(8, "little")),
-        "an answer belongs to a request that was never made",
+        "answers must belong to requests that were made",
     ),
-    "neither true nor false": (lambda good: with_bytes(good, FLAGS_AT, b"\x02"), "truth values are 0 or 1"),
+    "neither true nor false": (lambda good: with_bytes(good, FLAGS_AT, b"\x02"), "boolean fields must be 0 or 1"),
     "a status slot that is too short": (
         lambda good: replace(good, status_slot=b"short"),
         f"Answers.status_slot {LIST_OF} 32 to 32, got length 5",
@@ -386,7 +386,7 @@ ANSWERS: dict[str, tuple[Callable[[Answers], Answers], str]] = {
         f"Answers.status_slot {LIST_OF} 32 to 32, got length 64",
     ),
 }
-NOT_MINE, NO_KIND = "side data are not about a sub-environment of worker 1", "a kind of info is invalid"
+NOT_MINE, NO_KIND = "side data must be about sub-environments of worker 1", "a kind of info is malformed"
 REMARKS: dict[str, tuple[SideData, str]] = {
     "an info of another worker's row": (SideData([], [[0, {"a": "b"}]], []), NOT_MINE),
     "an info of no row": (SideData([], [[-1, {"a": "b"}]], []), NOT_MINE),
@@ -431,7 +431,7 @@ OFFENCES: dict[str, Offence] = {
         False,
     ),
     "a heartbeat of no slots": Offence(
-        "credits", says(Heartbeat([1], b""), about=HOST), "a heartbeat has a status slot"
+        "credits", says(Heartbeat([1], b""), about=HOST), "a heartbeat must have a status slot"
     ),
     **{f"ready: {w}": Offence("started", says(replace(READY, **c)), log) for w, (c, log) in READIES.items()},
     **{f"commit: {w}": Offence("credits", commit(**c), log) for w, (c, log) in COMMITS.items()},

@@ -217,7 +217,7 @@ def test_a_host_of_another_version_is_told_why_and_gets_no_job(hosts: Any, fake:
         fake.join(versions=versions(python="2.7"))
         take(pool, {}, until=lambda: refused(pool, "version")() == 1)
         _, refusal = fake.hear(Refuse)
-        assert refusal.reason == f"python is 2.7 there and {versions()['python']} here"
+        assert refusal.reason == f"the host has python 2.7, and the driver has {versions()['python']}"
         assert not [message for _, message in fake.heard if isinstance(message, Welcome)]
         assert pool.statistics().hosts == 1
 
@@ -255,7 +255,7 @@ def test_a_host_that_has_other_sub_environments_than_most_is_expelled_and_the_ru
         hosts.start(3)
         fake.say(replace(READY, **wrong), worker)
         _, refusal = fake.hear(Refuse)
-        assert refusal.reason.startswith("the driver ends this host: its sub-environments have other spaces, or")
+        assert refusal.reason.startswith("the driver ends this host: its sub-environments differ in spaces or")
     *rollouts, statistics = seen
     assert {int(rollout.worker) for rollout in rollouts} <= {0, 1, 2}
     assert statistics.refused_connections == {"misbehaved": 1}
@@ -295,7 +295,7 @@ def test_no_text_of_a_host_moves_a_terminal(hosts: Any, fake: FakeHost, caplog: 
         worker, _ = fake.hear(Start)
         fake.say(READY, worker)
         fake.hear(Credit)
-        for message in (whole_rollout(0), replace(COMMIT, replaced=[[0, ESCAPE, ESCAPE]])):
+        for message in (whole_rollout(0), replace(COMMIT, replaced=[[0, ESCAPE, ESCAPE, ESCAPE]])):
             fake.say(message, worker)
         fake.say(Failure(-1, 0, 0, ESCAPE, ["builtins", f"Value{ESCAPE}"], ESCAPE, ESCAPE, {"a": ESCAPE}), worker)
     shown = "".join(traceback.format_exception(raised[0])) + caplog.text
@@ -340,7 +340,7 @@ def test_a_host_ends_in_order_at_a_driver_of_another_protocol(hosts: Any) -> Non
         assert listener.send(heard[0], [bytes(head[:4]) + b"\x00\x63" + bytes(head[6:]), *more])
         assert process.wait(LATE_S) == 2
         said = process.stderr.read()
-        assert "speaks otherwise" in said
+        assert "has sent a malformed message" in said
         assert "Traceback" not in said
     finally:
         listener.close()
@@ -353,7 +353,7 @@ def test_refusals_are_logged_without_keys(hosts: Any, fake: FakeHost, caplog: py
         with caplog.at_level(logging.DEBUG, logger="parenv"):
             fake.say(frames("garbage"))
             take(pool, {}, until=lambda: refused(pool, "malformed message")() == 1)
-        assert "host5 sent what it may not" in caplog.text
+        assert "host5 has sent a message that is not allowed" in caplog.text
         for key in (keys.public, keys.secret, keys.driver_public):
             assert key.decode() not in caplog.text
 
@@ -418,7 +418,7 @@ def test_a_step_raises_when_a_host_offends_and_nothing_is_written(hosts: Any, st
     envs = make_envs(hosts, 2)
     with contextlib.closing(envs):
         envs.reset()
-        with pytest.raises(HostLostError, match="it sent what it may not"):
+        with pytest.raises(HostLostError, match="it sent a message that is not allowed"):
             step(envs)
         assert refused_by(envs) == {"malformed message": 1}
         assert answered(envs) == before

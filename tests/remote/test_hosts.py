@@ -73,6 +73,9 @@ def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
         audit.take(500)
         assert generation_of(pool, 1) == generation == 1
         audit.until(lambda: len(audit.expected) == 2)
+        lost, (failing,) = pool.statistics().lost_episodes_by_env, pool.statistics().failures
+        assert lost in ({}, {1: {"host_lost": 1}})  # The last step that was delivered may have ended the episode.
+        assert (failing.worker, failing.reasons) == (1, {"host_lost": 1})
 
 
 @pytest.mark.more

@@ -1,4 +1,4 @@
-"""What the main process does when a host sends what it may not: one table, in process, for every kind of message."""
+"""What the main process does when a host sends a message that is not allowed: one table for every kind of message."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_an_offence_is_counted_and_logged_and_changes_nothing(what: str, log: py
         for message, about in said:
             run.hear(message, about)
         assert run.refused == {offence.reason: offence.count}
-        (logged,) = (text for text in log.messages if "more like it are only counted" in text)
-        assert re.fullmatch(f"host host5 .*{offence.logged}.*; more like it are only counted", logged)
+        (logged,) = (text for text in log.messages if "Further ones like it are only counted" in text)
+        assert re.fullmatch(rf"host host5 .*{offence.logged}.*\. Further ones like it are only counted\.", logged)
         assert run.listener.ended == [BAD] * offence.ends
         joined = offence.stage != ""
         assert len(run.placement._hosts) == 1 + (joined and not offence.ends)
@@ -45,7 +45,8 @@ def test_an_offence_is_counted_and_logged_and_changes_nothing(what: str, log: py
             assert isinstance(ended, Ended)
             assert (ended.sender, ended.signal) == (WORKER, None)
             assert re.fullmatch(
-                r"host 'host5' \(machine 'machine', pid 1\) is gone: it sent what it may not", ended.lost_host
+                r"host 'host5' \(.*, pid 1\) is gone: it sent a message that is not allowed",
+                ended.lost_host,
             )
             assert len(others) == (what == "rollout: twice")
         if not what.startswith("rollout"):
@@ -119,12 +120,12 @@ def test_a_key_that_offends_three_times_is_barred_also_where_it_had_joined_befor
             run.keys[host] = "host5"
             run.hear(frames("garbage"), host=host)
             (refusal,) = run.told(Refuse, host)
-            assert refusal.reason == "hosts with this key have sent what they may not 3 times"
+            assert refusal.reason == "hosts with this key have sent 3 messages that are not allowed"
         assert run.refused == {"malformed message": 3, "barred": 2}
         assert run.listener.ended[-2:] == [BAD, b"late"]
         assert not decoded
         assert len(run.placement._hosts) == 0
-        assert log.text.count("host host5 sent what it may not") == 1
+        assert log.text.count("host host5 has sent a message that is not allowed") == 1
         assert log.text.count("host host5 cannot join") == 1
         monkeypatch.undo()
         run.join(GOOD)

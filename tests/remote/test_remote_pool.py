@@ -97,6 +97,26 @@ def test_every_transition_of_remote_and_local_workers_arrives_once_and_in_order(
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("case", ["ledgers", "no fixed size"])
+def test_whole_episodes_of_remote_and_local_workers_arrive_once_and_in_order(hosts: Any, case: str) -> None:
+    hosts.start(2, 1)
+    env_fn, policy = (ledgers(8, max_length=90), zeros) if case == "ledgers" else (Words, anything)
+    expected: dict[int, tuple[int, ...]] = {}
+    options: dict[str, Any] = {"num_envs": 8, "num_workers": 4, "rollout_length": "episode", "max_policy_lag": 12}
+    with AsyncWorkerPool(env_fn, policy, **options, placement=hosts.placement(num_local=1)) as pool:
+        workers = set()
+        for rollout in pool.rollouts(Stop(episodes=300)):
+            assert rollout.episodes.lengths.tolist() == [len(rollout.rewards)]
+            if case == "ledgers":
+                check_ledger(rollout, expected, 90)
+            workers.add(rollout.worker)
+            pool.publish(policy)
+        statistics = pool.statistics()
+    assert workers == {0, 1, 2, 3}
+    assert statistics.refused_connections == {}
+
+
+@pytest.mark.more
 def test_published_weights_act_from_the_next_rollout_on_and_cross_once_per_host(hosts: Any) -> None:
     class Constant(torch.nn.Module):
         def __init__(self) -> None:

@@ -181,7 +181,7 @@ def kill_me() -> None:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.filterwarnings("ignore:the actions are float64:UserWarning")
+@pytest.mark.filterwarnings("ignore:the actions should have dtype:UserWarning")
 @pytest.mark.parametrize(
     ("make", "num_local", "mode"),
     one_in(2, [(recorded, 0), (Words, 1)], MODES),
@@ -435,6 +435,7 @@ def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
         infos = envs.step(actions_for())[4]
         later.join()
         assert infos["worker_restarted"].tolist() == [False] * 3 + [True] * 2
+        assert infos["ended_by"][3:].tolist() == ["host_lost"] * 2
         assert "worker_restarted" not in envs.step(actions_for())[4]
         near.leave(1)
         waits, listen, began = [0], workers_of(envs).listen, time.monotonic()
@@ -445,7 +446,7 @@ def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
 
         monkeypatch.setattr(workers_of(envs), "listen", counted)
         with pytest.raises(
-            WorkerTimeoutError, match=r"worker 1 \(env_ids 3-4\) has found no host .* start_timeout_s=4 s"
+            WorkerTimeoutError, match=r"worker 1 \(env_ids 3-4\) must get a host within start_timeout_s=4 s"
         ):
             envs.step(actions_for())
         assert time.monotonic() - began >= 4.0
@@ -526,7 +527,7 @@ def test_what_cannot_be_is_refused_before_anybody_listens(hosts: Any) -> None:
     for num_workers in (None, 0, "auto"):
         with pytest.raises(ConfigurationError, match="num_workers must be the number of workers on all hosts together"):
             ParallelVectorEnv(told(), num_workers=num_workers, placement=placement)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="num_local=3 is more than num_workers=2"):
+    with pytest.raises(ConfigurationError, match="num_local must be at most num_workers=2, got 3"):
         ParallelVectorEnv(told(), num_workers=2, placement=hosts.placement(num_local=3))
     with pytest.raises(ConfigurationError, match="placement must be None, a RemotePlacement or a RayPlacement"):
         ParallelVectorEnv(told(), num_workers=2, placement="here")  # type: ignore[arg-type]
@@ -539,7 +540,7 @@ def test_rows_that_are_too_large_to_cross_are_refused(near: NearHosts) -> None:
             self.observation_space = spaces.Box(0, 1, (1 << 16,), np.uint8)
 
     near.start(1)
-    with pytest.raises(ConfigurationError, match=r"have 6\d,\d{3} bytes, more than .*max_message_bytes=65,536"):
+    with pytest.raises(ConfigurationError, match=r"at most max_message_bytes=65,536 bytes, got 6\d,\d{3}"):
         ParallelVectorEnv([Large], num_workers=1, placement=near.placement(max_message_bytes=1 << 16))
 
 

@@ -13,10 +13,10 @@ SRUN = str(Path(__file__).parent / "srun")
 LIMIT_S = 120
 UNTIL_TOLD = """
 import os, signal, sys
-either = {signal.SIGTERM, signal.SIGINT}
-signal.pthread_sigmask(signal.SIG_BLOCK, either)
+any_of = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, any_of)
 os.write(1, b"ready\\n")
-os.write(1, b"told %d\\n" % signal.sigwait(either))
+os.write(1, b"told %d\\n" % signal.sigwait(any_of))
 sys.exit(3)
 """
 TELL = 'echo "$SLURM_PROCID of $SLURM_NTASKS: $SLURM_LOCALID on $SLURM_NODEID of $SLURM_NNODES"'
@@ -67,7 +67,7 @@ def test_the_worst_exit_code_is_that_of_all(script: str, code: int) -> None:
     assert srun("-n", "3", "sh", "-c", script).returncode == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signals_reach_every_task(number: signal.Signals) -> None:
     with subprocess.Popen(
         [SRUN, "-n", "2", sys.executable, "-c", UNTIL_TOLD], stdout=subprocess.PIPE, text=True

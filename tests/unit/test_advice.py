@@ -113,7 +113,7 @@ def test_limits_are_given_with_their_counts_and_shares() -> None:
 
 
 def test_there_are_no_facts_before_the_first_rollout() -> None:
-    with pytest.raises(ConfigurationError, match=r"^there is no advice before the first rollout: run the loop"):
+    with pytest.raises(ConfigurationError, match=r"^advice\(\) needs at least one rollout. Run the loop"):
         advice(rollouts=0)
 
 

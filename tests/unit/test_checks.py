@@ -12,13 +12,13 @@ from gymnasium import spaces
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.agent_layout import NOBODY, agents_spec
-from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotSpec, slot_layout
+from parenv.memory.layout import ROW_DTYPE, WHOLE_EPISODES, RolloutSpec, SlotSpec, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.memory.spaces import describe, leaves
 from parenv.protocol.forms import harmless
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply, SideData, StepReady
-from parenv.remote.checks import check_commit, check_ready, checked_reply, decode, fitting
+from parenv.remote.checks import check_commit, check_ready, check_rows, checked_reply, decode, fitting
 from parenv.remote.host_messages import Answers, Chunks, Gone, Heartbeat, max_brackets
 from parenv.remote.transfer import RolloutTransfer
 
@@ -42,12 +42,19 @@ COMMIT = Commit(
     0,
     {("observations", 0): [["a", "b"]] * 3, ("actions", 0): [["a", "b"]] * 2, ("finals", 0): ["z"]},
     [None, {}, None, 0, []],
-    [[1, "step", "ValueError: no"]],
+    [[1, "step", "ValueError: no", "a traceback"]],
 )
 GRADIENT = SlotSpec((RolloutSpec(2, leaves(BOX), leaves(DISCRETE), gradient_bytes=64),))
 EPISODES = SlotSpec((replace(GRADIENT.groups[0], rollout_length=WHOLE_EPISODES),))
 REPORT = Commit(0, {}, [4, {"loss": 0.5}, None, 0, []], [])
-COLUMNS = [[1.0, 2.0], [10, 20], [0.1, 0.2], [0, 1]]
+PARTS = SlotSpec((replace(SPEC.groups[0], in_parts=True),))
+PARTS_COMMIT = Commit(
+    0,
+    {("observations", 0): ["a", "b"], ("actions", 0): ["a", None], ("finals", 0): ["z"]},
+    [2, {}, None, 0, []],
+    [],
+)
+COLUMNS = [[1.0, 2.0], [10, 20], [0.1, 0.2], [0, 1], [0, 1]]
 
 TURN: dict[str, Any] = {
     "score": 1.0,
@@ -79,8 +86,8 @@ OF_HOSTS = (
     Answers([0, 1], bytes(32), memoryview(b"x")),
 )
 EXCESS = (
-    r"^a message has 262,14. lists, dicts and arrays, "
-    r"more than the 262,144 that RemotePlacement\(max_message_bytes=67,108,864\) lets cross$"
+    r"^a message must have at most 262,144 lists, dicts and arrays with max_message_bytes=67,108,864, got 262,14.\. "
+    r"Raise RemotePlacement.max_message_bytes.$"
 )
 
 
@@ -110,9 +117,9 @@ REPLIES = [
     ("set_attr", 2, None),
     ("set_attr", 2, [None, None]),
     ("reset", 2, []),
-    ("measure", 0, [0.5]),
+    ("measure", 0, [[0.5, 0.0]]),
     ("load", 0, 3),
-    ("evaluate", 3, (np.ones(2), np.ones(2, np.int64), np.ones(2), np.arange(2))),
+    ("evaluate", 3, (np.ones(2), np.ones(2, np.int64), np.ones(2), np.arange(2), np.arange(2))),
     ("get_state", 0, {"random": 1, "generation": 0}),
     ("set_state", 1, [0, 1]),
     ("turn", 0, TURN),
@@ -137,12 +144,15 @@ def test_a_reply_has_the_shape_that_was_asked_for(method: str, asked: int, value
         ("get_attr", 2, []),
         ("set_attr", 2, [None]),
         ("reset", 2, [1]),
-        ("measure", 0, ["1"]),
-        ("measure", 0, [-1.0]),
-        ("measure", 0, [float("nan")]),
+        ("measure", 0, [0.5]),
+        ("measure", 0, [["1", 0.5]]),
+        ("measure", 0, [[0.5, -1.0]]),
+        ("measure", 0, [[float("nan"), 0.5]]),
         ("load", 0, True),
-        ("evaluate", 3, (np.ones(2), np.ones(2), np.ones(3), np.ones(2))),
-        ("evaluate", 3, (np.ones(2), np.ones(2), np.array(["a", "b"]), np.ones(2))),
+        ("evaluate", 3, (np.ones(2), np.ones(2), np.ones(3), np.ones(2), np.arange(2))),
+        ("evaluate", 3, (np.ones(2), np.ones(2), np.array(["a", "b"]), np.ones(2), np.arange(2))),
+        ("evaluate", 3, (np.ones(2), np.ones(2), np.ones(2), np.ones(2), np.array([0, 7]))),
+        ("evaluate", 3, (np.ones(2), np.ones(2), np.ones(2), np.ones(2), np.array([0, -1]))),
         ("get_state", 0, {"random": 1, "generation": "0"}),
         ("set_state", 1, ["0"]),
         ("set_state", 1, [1 << 70]),
@@ -151,6 +161,7 @@ def test_a_reply_has_the_shape_that_was_asked_for(method: str, asked: int, value
         ("turn", 0, TURN | {"metrics": {"loss": "0.5"}}),
         ("turn", 0, TURN | {"seconds": [0.1, 0.2]}),
         ("turn", 0, TURN | {"episodes": [*COLUMNS[:1], [10.5, 20], *COLUMNS[2:]]}),
+        ("turn", 0, TURN | {"episodes": [*COLUMNS[:4], [0, 7]]}),
         ("turn", 0, TURN | {"state": {**TURN["state"], "tensors": None}}),
     ],
     ids=str,
@@ -192,7 +203,7 @@ def test_what_honest_workers_say_is_let_through() -> None:
     ready(AGENTS, policies=POLICIES)
     ready(replace(AGENTS, extras={}), policies=POLICIES, first=False)
     for message, steps in ((STEPS, False), (ROLLOUTS, True)):
-        with pytest.raises(ProtocolError, match="another task"):
+        with pytest.raises(ProtocolError, match="must have the task of its job"):
             ready(message, steps)
     for message in (FAILURE, SIDE_DATA, *OF_HOSTS):
         assert said(message) == message
@@ -337,7 +348,7 @@ def test_a_worker_that_does_not_say_its_agents_is_refused(changed: dict[str, Any
     [
         {"objects": {("observations", 0): []}},
         {"replaced": [[0, "step"]]},
-        {"replaced": [["0", "step", "no"]]},
+        {"replaced": [["0", "step", "no", ""]]},
         {"report": None},
         {"report": [9, {}, None, 1, [0]]},
         {"report": [8, {}, None, "1", [0]]},
@@ -354,6 +365,42 @@ def test_a_rollout_is_reported_in_steps_versions_and_policies(changed: dict[str,
 
 
 @pytest.mark.parametrize(
+    "changed",
+    [
+        {"report": [5, {}, None, 0, []]},
+        {"report": [-1, {}, None, 0, []]},
+        {"report": [3, {}, None, 0, []]},
+        {"report": [None, {}, None, 0, []]},
+        {"report": [2, {}, COLUMNS, 0, []]},
+        {"objects": {**PARTS_COMMIT.objects, ("observations", 0): ["a"]}},
+        {"objects": {**PARTS_COMMIT.objects, ("finals", 0): []}},
+        {"objects": {}},
+    ],
+    ids=str,
+)
+def test_parts_of_episodes_have_as_many_values_as_rows(changed: dict[str, Any]) -> None:
+    commit(PARTS_COMMIT, PARTS, 1)
+    with pytest.raises(ProtocolError):
+        commit(replace(PARTS_COMMIT, **changed), PARTS, 1)
+
+
+@pytest.mark.parametrize(("field", "value"), [("column", 2), ("column", -1), ("version", 5), ("version", -1)])
+def test_rows_of_episodes_are_by_a_version_that_was_sent_and_of_the_worker(field: str, value: int) -> None:
+    rows = np.zeros(3, ROW_DTYPE)
+    rows["is_after"][1] = 1
+    check_rows(rows, 2, 1, 4)
+    with pytest.raises(ProtocolError, match="1 episode ends"):
+        check_rows(rows[:1], 2, 1, 4)
+    rows["begins"][1] = 1
+    with pytest.raises(ProtocolError, match="must not begin an episode"):
+        check_rows(rows, 2, 1, 4)
+    rows["begins"][1] = 0
+    rows[field][2] = value
+    with pytest.raises(ProtocolError, match="rows of episodes must be of 2 sub-environments and of versions up to"):
+        check_rows(rows, 2, 1, 4)
+
+
+@pytest.mark.parametrize(
     "value",
     [
         COLUMNS,
@@ -362,7 +409,8 @@ def test_a_rollout_is_reported_in_steps_versions_and_policies(changed: dict[str,
         (*COLUMNS, {"shy": [*COLUMNS, ["hen"], [3, 4]]}),
         (*COLUMNS, {"shy": [*COLUMNS, ["hen", 5], [3, 4]]}),
         (*COLUMNS, {"shy": [*COLUMNS, ["hen", "hen"], [3, -4]]}),
-        (*COLUMNS[:3], ["0", "1"], {}),
+        (*COLUMNS[:3], ["0", "1"], COLUMNS[4], {}),
+        (*COLUMNS[:4], [0, 7], {}),
     ],
     ids=str,
 )
@@ -388,7 +436,7 @@ def test_who_acts_is_a_policy_of_these_agents(field: str, group: int, policy: in
         if sequence == 0:
             transfer.finish(AGENTS_COMMIT)
             arrays[group][field, 0].flat[0] = policy
-    with pytest.raises(ProtocolError, match="an agent acts by a policy that does not belong to its group"):
+    with pytest.raises(ProtocolError, match="an agent must act by a policy of its group"):
         transfer.finish(replace(AGENTS_COMMIT, sequence=1))
 
 
@@ -419,4 +467,4 @@ def test_a_host_sends_an_error_in_place_of_what_its_driver_would_refuse(value: A
     decode(frames, LIMIT)
     _, message = from_frames(frames)
     assert isinstance(message, Reply if fits else Failure)
-    assert isinstance(message, Reply) or "RemotePlacement(max_message_bytes=67,108,864) lets cross" in message.message
+    assert isinstance(message, Reply) or "max_message_bytes=67,108,864" in message.message

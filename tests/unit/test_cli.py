@@ -128,15 +128,18 @@ def test_a_report_closes_with_what_is_fastest_and_warns_of_a_busy_machine() -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["NoSuchThing-v0"], "Gymnasium does not know the environment 'NoSuchThing-v0'"),
+        (["NoSuchThing-v0"], "the environment 'NoSuchThing-v0' must be registered with Gymnasium"),
         (["NoSuchThing"], "the environment NoSuchThing does not run: NameNotFound in being made"),
-        (["no_such_module_at_all:make"], "cannot import the module 'no_such_module_at_all'"),
+        (
+            ["no_such_module_at_all:make"],
+            "the module 'no_such_module_at_all' of 'no_such_module_at_all:make' cannot be imported",
+        ),
         (["no_such_module_at_all:Env-v0"], "ModuleNotFoundError in being made"),
-        (["math:no_such_function"], "'math:no_such_function': there is no 'no_such_function'"),
-        (["math:pi"], "'math:pi' is not a factory"),
-        (["math:"], "must be module:name"),
-        (["builtins:dict"], "must make a gymnasium.Env, but it made {}"),
-        (["CartPole-v1", "--agent", "math:nothing"], "there is no 'nothing'"),
+        (["math:no_such_function"], "'math:no_such_function' does not exist, because "),
+        (["math:pi"], "'math:pi' must be a callable factory, got 3.14"),
+        (["math:"], "a factory must be named module:name"),
+        (["builtins:dict"], "must make a gymnasium.Env, got {}"),
+        (["CartPole-v1", "--agent", "math:nothing"], "has no attribute 'nothing'"),
         (["CartPole-v1", "--agent", "builtins:input"], "the agent builtins:input cannot be made"),
         (["CartPole-v1", "--agent", "builtins:tuple"], "the agent must be a policy, (policy, learn) or (policy, learn"),
         (["CartPole-v1", "--seconds", "0"], "seconds must be positive, got 0.0"),
@@ -145,8 +148,8 @@ def test_a_report_closes_with_what_is_fastest_and_warns_of_a_busy_machine() -> N
         (["CartPole-v1", "--num-workers", "0"], "num_workers must be"),
         (["CartPole-v1", "--json", "/no/such/place.json"], "there is no directory /no/such"),
         (["CartPole-v1", "--plot", "/no/such/place.png"], "there is no directory /no/such"),
-        (["CartPole-v1", "--json", "/"], "cannot write /: it is a directory"),
-        (["CartPole-v1", "--plot", "/tmp/place.xyz"], "cannot write /tmp/place.xyz: the formats of plots are "),
+        (["CartPole-v1", "--json", "/"], "/ cannot be written: it is a directory"),
+        (["CartPole-v1", "--plot", "/tmp/place.xyz"], "the format of a plot must be one of "),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_starts(
@@ -253,11 +256,11 @@ def test_a_space_without_a_fixed_size_needs_an_agent_or_in_bench_no_pool(text_is
     with pytest.raises(ConfigurationError) as refused:
         advise(lambda: Sensitive(**both))
     assert re.fullmatch(
-        r"the small network that acts by default does not support Text\(.*\): "
-        r"give a policy that does, with agent=\.\.\. or --agent module:factory",
+        r"the default policy, a small network, does not support Text\(.*\)\. "
+        r"Pass another policy with agent=\.\.\. or --agent module:factory\.",
         str(refused.value),
     )
-    hint = f"{refused.value}, or compare vector envs only, with pool=False or --no-pool"
+    hint = f"{refused.value} Or compare vector envs only, with pool=False or --no-pool."
     with pytest.raises(ConfigurationError, match=f"^{re.escape(hint)}$"):
         bench(lambda: Sensitive(**both))
 

@@ -42,7 +42,7 @@ def plan_with(**changes: Any) -> Plan:
 @given(st.integers(1, 500), st.integers(1, 64))
 def test_shares_are_as_even_as_can_be(num_envs: int, num_workers: int) -> None:
     if num_envs < num_workers:
-        with pytest.raises(ConfigurationError, match=f"use num_workers={num_envs} or num_envs={num_workers}"):
+        with pytest.raises(ConfigurationError, match=f"Use num_workers={num_envs} or num_envs={num_workers}"):
             split(num_envs, num_workers)
         return
     shares = split(num_envs, num_workers)
@@ -94,18 +94,18 @@ def test_without_a_seed_there_is_a_new_one_each_time() -> None:
         ("prefetch", -1, "prefetch must be an integer of at least 0, got -1"),
         ("num_envs", 0, "num_envs must be an integer of at least 1, got 0"),
         ("num_envs", "4", "num_envs must be an integer of at least 1, got '4'"),
-        ("num_envs", 1, "use num_workers=1 or num_envs=2"),
+        ("num_envs", 1, "Use num_workers=1 or num_envs=2"),
         ("num_workers", -1, "num_workers must be an integer of at least 0, got -1"),
-        ("num_workers", 7, "use num_workers=6 or num_envs=7"),
+        ("num_workers", 7, "Use num_workers=6 or num_envs=7"),
         ("max_policy_lag", -1, "max_policy_lag must be an integer of at least 0, got -1"),
         ("max_policy_lag", 1.5, "max_policy_lag must be an integer of at least 0, got 1.5"),
         ("seed", -1, "seed must be an integer of at least 0, got -1"),
         ("seed", "3", "seed must be an integer of at least 0, got '3'"),
         ("postprocess", {}, "postprocess must be a callable (policy, rollout) -> dict, got {}"),
-        ("policy", Model(), "One with predict goes through lambda observations: model.predict(observations)[0]"),
+        ("policy", Model(), "Pass lambda observations: model.predict(observations)[0]"),
         ("policy", None, "policy must be a Policy, a torch.nn.Module or a callable observations -> actions, got None"),
-        ("env_fn", [], "env_fn is an empty sequence: give at least one factory"),
-        ("env_fn", ["CartPole-v1"] * 4, "env_fn is a sequence of 4 factories, but num_envs=6"),
+        ("env_fn", [], "env_fn must be a sequence of at least one factory, got []"),
+        ("env_fn", ["CartPole-v1"] * 4, "num_envs must be the number of factories in env_fn, 4, got 6"),
         ("env_fn", 3, "env_fn must be a callable, an env id or a sequence of those, got 3"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_wrong_argument_is_refused_with_what_would_be_right(name: str, value: 
 
 
 def test_a_bound_on_the_lag_is_for_async_only() -> None:
-    with pytest.raises(ConfigurationError, match='max_policy_lag is for mode="async"'):
+    with pytest.raises(ConfigurationError, match='max_policy_lag needs mode="async"'):
         plan_with(mode="sync", max_policy_lag=1)
     assert plan_with(mode="async", max_policy_lag=0).max_policy_lag == 0
 
@@ -166,10 +166,8 @@ def test_the_error_names_the_argument_and_what_to_do() -> None:
     named = {"policy": len, "env_fn": factory_with_a_closure()}
     with pytest.raises(NotPicklableError) as caught:
         pickled(named, list(named.values()))
-    assert str(caught.value).startswith("env_fn, variable 'lock' (_thread.lock) cannot travel to a worker process: ")
-    assert "Make it inside the factory or the setup_fn instead of capturing it, or use num_workers=0" in str(
-        caught.value
-    )
+    assert str(caught.value).startswith("env_fn, variable 'lock' (_thread.lock) cannot be sent to a worker process: ")
+    assert "Create it inside the factory or in setup_fn, or use num_workers=0" in str(caught.value)
     assert isinstance(caught.value.__cause__, TypeError)
 
 

@@ -60,7 +60,9 @@ def test_what_the_table_does_not_allow_is_an_error_and_changes_nothing(state: St
             assert conversation.say(role, message) is message
             assert conversation.state is TRANSITIONS[state, role, kind]
         else:
-            with pytest.raises(ProtocolError, match=f"the {role} may not say {kind.__name__} while {state.value}"):
+            with pytest.raises(
+                ProtocolError, match=f"the {role} must not send {kind.__name__} in the state '{state.value}'"
+            ):
                 conversation.say(role, a(kind))
             assert conversation.state is state
 
@@ -99,5 +101,5 @@ def test_a_call_that_failed_leaves_the_conversation_as_it_is(state: State) -> No
     ids=lambda value: getattr(value, "value", value),
 )
 def test_nobody_may_say_that_a_call_failed_where_there_are_no_calls(state: State, role: str) -> None:
-    with pytest.raises(ProtocolError, match=f"the {role} may not say Failure while {state.value}"):
+    with pytest.raises(ProtocolError, match=f"the {role} must not send Failure in the state '{state.value}'"):
         conversation_in(state).say(role, dataclasses.replace(a(Failure), call=3))

@@ -6,18 +6,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from parenv.process import cores
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
-    """Pretend to be a machine with so many cores and these files of the control group."""
+    """Pretend to be a machine with so many cores and these files of the control group, or of the whole system."""
 
     def pretend(count: int, files: Mapping[str, str]) -> None:
         for name, text in files.items():
-            path = tmp_path / "sys/fs/cgroup" / name if name != MINE else tmp_path / "proc/self/cgroup"
+            path = tmp_path / name.lstrip("/") if name.startswith("/") else tmp_path / "sys/fs/cgroup" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         monkeypatch.setattr(cores, "Path", lambda path: tmp_path / str(path).lstrip("/"))
@@ -88,3 +90,55 @@ def test_experience_leaves_a_third_to_the_learner_and_gradients_take_all(
     machine(usable, {})
     assert cores.recommended_num_workers() == cores.recommended_num_workers(cores=usable) == workers
     assert cores.recommended_num_workers("gradient") == usable
+
+
+TWO_NODES = {
+    "/sys/devices/system/node/node0/cpulist": "0-1,4-5\n",
+    "/sys/devices/system/node/node1/cpulist": "2-3,6-7\n",
+}
+NODES = [(0, 1, 4, 5), (2, 3, 6, 7)]
+
+
+def test_the_workers_are_distributed_among_the_nodes_by_their_cores(machine: object) -> None:
+    machine(8, TWO_NODES)
+    assert cores.own_cores(2) == tuple(NODES)
+    assert cores.own_cores(5) == (NODES[0],) * 3 + (NODES[1],) * 2
+    assert cores.own_cores(8) == (NODES[0],) * 4 + (NODES[1],) * 4
+    assert cores.own_cores(8, alone=True) == tuple((core,) for core in range(8))
+    assert cores.own_cores(8, threads=2, alone=True) == cores.own_cores(8)
+
+
+@pytest.mark.parametrize(
+    ("count", "files", "workers", "threads"),
+    [(8, {}, 4, 1), (2, TWO_NODES, 4, 1), (8, TWO_NODES, 1, 1), (8, TWO_NODES, 0, 1), (8, TWO_NODES, 4, 5)],
+    ids=["unknown nodes", "cores of one node", "fewer workers than nodes", "no workers", "too many threads"],
+)
+def test_workers_may_use_all_cores(
+    machine: object, count: int, files: dict[str, str], workers: int, threads: int
+) -> None:
+    machine(count, files)
+    assert cores.own_cores(workers, threads) is None
+
+
+def test_learners_on_one_machine_share_the_nodes(machine: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(8, TWO_NODES)
+    for name, value in (("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        assert cores.own_cores(3) == (NODES[rank % 2],) * 3
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(1, 40), st.integers(1, 4))
+def test_no_node_has_one_worker_more_than_its_part(sizes: list[int], workers: int, local: int) -> None:
+    numbers = iter(range(100))
+    nodes = [[next(numbers) for _ in range(size)] for size in sizes]
+    total = workers * local
+    sets = [cores.core_sets([], nodes, workers, cores.Learner(rank, local, local)) for rank in range(local)]
+    if total < len(nodes):
+        assert sets == [None] * local
+        return
+    found = [mine for of_learner in sets for mine in of_learner or ()]
+    assert len(found) == total
+    for node in nodes:
+        assert abs(found.count(tuple(node)) - total * len(node) / sum(sizes)) < 1

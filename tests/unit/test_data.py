@@ -170,7 +170,7 @@ def test_anything_else_is_refused_with_its_place(value: Any, where: str) -> None
 def test_what_is_nested_too_deep_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(NotDataError, match=rf"value(\[0\]){{{MAX_DEPTH + 1}}} is nested more than {MAX_DEPTH} deep"):
+    with pytest.raises(NotDataError, match=rf"value(\[0\]){{{MAX_DEPTH + 1}}} must be nested at most {MAX_DEPTH} deep"):
         pack(value)
 
 
@@ -307,14 +307,14 @@ def test_no_deeper_than_may_be_sent_is_what_may_come(before: str, after: str, le
     if levels <= MAX_DEPTH:
         assert pack(unpack(text, [])) == (text, [])
     else:
-        with pytest.raises(ProtocolError, match=f"nested more than {MAX_DEPTH} deep"):
+        with pytest.raises(ProtocolError, match=f"nested at most {MAX_DEPTH} deep"):
             unpack(text, [])
 
 
 def test_the_largest_integer_that_may_come_may_be_sent() -> None:
     value = int("9" * MAX_INTEGER_DIGITS)
     assert unpack(*pack([value, -value])) == [value, -value]
-    with pytest.raises(NotDataError, match=rf"more than {MAX_INTEGER_DIGITS} digits"):
+    with pytest.raises(NotDataError, match=rf"at most {MAX_INTEGER_DIGITS} digits"):
         pack([value + 1])
 
 

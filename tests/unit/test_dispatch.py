@@ -174,7 +174,7 @@ def test_two_publishes_for_one_rollout_are_refused_at_the_second() -> None:
     dispatch = Dispatch(2, 0, max_policy_lag=1)
     first = take(dispatch)
     assert dispatch.publish() == 1
-    with pytest.raises(PolicyLagError, match="rollouts in progress, 1 of them, would be older"):
+    with pytest.raises(PolicyLagError, match=r"would make rollouts in progress \(1\) older"):
         dispatch.publish()
     assert dispatch.version == 1
     dispatch.done(first)
@@ -200,6 +200,20 @@ def test_a_rollout_that_becomes_too_old_comes_before_newer_ones_that_are_there()
     assert dispatch.next() is None
     dispatch.commit(slow)
     assert dispatch.next() == slow
+
+
+def test_a_rollout_is_urgent_if_a_publish_before_it_would_be_refused() -> None:
+    dispatch = Dispatch(2, 0, max_policy_lag=1)
+    assert not dispatch.is_urgent
+    first, second = dispatch.issue()
+    dispatch.commit(first)
+    assert dispatch.next() == first
+    assert not dispatch.is_urgent
+    dispatch.publish()
+    assert dispatch.is_urgent
+    dispatch.commit(second)
+    assert dispatch.next() == second
+    assert not dispatch.is_urgent
 
 
 def test_rollouts_come_in_the_order_of_arrival_while_nothing_is_urgent() -> None:

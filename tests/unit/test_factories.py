@@ -78,13 +78,13 @@ ENV = Small()
 @pytest.mark.parametrize(
     ("env_fn", "reason"),
     [
-        (ENV, "env_fn must make environments, but it is one: .*Small.* Give a factory, such as lambda: gym.make"),
-        ([Small, ENV], "env_fn must make environments, but it is one"),
-        ("CartPoll-v1", "Gymnasium does not know the environment 'CartPoll-v1': .*CartPole"),
-        ("CartPole-v99", "Gymnasium does not know the environment 'CartPole-v99'"),
-        (["CartPole-v1", "CartPoll-v1"], "Gymnasium does not know the environment 'CartPoll-v1'"),
-        ([], "env_fn is an empty sequence"),
-        ((), "env_fn is an empty sequence"),
+        (ENV, "env_fn must be a factory of environments, got the environment .*Small.* Pass lambda: gym.make"),
+        ([Small, ENV], "env_fn must be a factory of environments, got the environment"),
+        ("CartPoll-v1", "the environment 'CartPoll-v1' must be registered with Gymnasium: .*CartPole"),
+        ("CartPole-v99", "the environment 'CartPole-v99' must be registered"),
+        (["CartPole-v1", "CartPoll-v1"], "the environment 'CartPoll-v1' must be registered"),
+        ([], "env_fn must be a sequence of at least one factory"),
+        ((), "env_fn must be a sequence of at least one factory"),
         (None, "env_fn must be a callable, an env id or a sequence of those, got None"),
         ([Small, 3], "env_fn must be a callable, an env id or a sequence of those, got 3"),
         ({"a": Small}, "env_fn must be a callable, an env id or a sequence of those, got"),
@@ -98,7 +98,7 @@ def test_anything_else_is_refused_with_what_would_be_right(env_fn: Any, reason: 
 
 def test_a_vector_env_is_refused_as_an_environment_is() -> None:
     vector_env = gym.vector.SyncVectorEnv([partial(gym.make, "CartPole-v1")])
-    with pytest.raises(ConfigurationError, match="env_fn must make environments, but it is one"):
+    with pytest.raises(ConfigurationError, match="env_fn must be a factory of environments, got the environment"):
         as_factories(vector_env)
     vector_env.close()
 
@@ -109,5 +109,7 @@ def test_a_factory_that_does_not_say_what_it_takes_is_taken() -> None:
 
 @pytest.mark.parametrize("env_fn", [lambda config: None, [Small, lambda config: None]], ids=["one", "in a list"])
 def test_a_factory_that_needs_arguments_is_refused(env_fn: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"called without arguments, but .*takes \(config\): missing a req"):
+    with pytest.raises(
+        ConfigurationError, match=r"callable without arguments, got .* with the signature \(config\): missing a req"
+    ):
         as_factories(env_fn)

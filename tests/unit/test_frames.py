@@ -61,7 +61,7 @@ def test_every_kind_of_message_has_an_example_that_arrives(kind: type[AnyMessage
 
 
 def test_another_version_is_refused_with_both_versions() -> None:
-    with pytest.raises(ProtocolError, match=f"speaks protocol version 77, this one {PROTOCOL_VERSION}"):
+    with pytest.raises(ProtocolError, match=f"protocol version 77, but this process uses {PROTOCOL_VERSION}"):
         from_frames([header(version=77) + b"[]"])
 
 
@@ -80,18 +80,18 @@ def test_messages_that_change_have_a_protocol_version_of_their_own() -> None:
         ([], "shorter than its header"),
         ([b""], "shorter than its header"),
         ([header()[:-1]], "shorter than its header"),
-        ([header(magic=b"HTTP") + b"[]"], "does not begin as parenv's do"),
+        ([header(magic=b"HTTP") + b"[]"], "does not begin with parenv's magic number"),
         ([header(kind=len(KINDS)) + b"[]"], f"unknown kind of message: {len(KINDS)}"),
         ([header()], "malformed data"),
-        ([header() + b"[1]"], "Close has 0 fields"),
-        ([header() + b"null"], "Close has 0 fields"),
-        ([header(kind=KINDS.index(Commit)) + b"[1]"], "Commit has 4 fields"),
+        ([header() + b"[1]"], "Close must be a list of 0 fields"),
+        ([header() + b"null"], "Close must be a list of 0 fields"),
+        ([header(kind=KINDS.index(Commit)) + b"[1]"], "Commit must be a list of 4 fields"),
         ([header(kind=KINDS.index(Commit)) + b'["1",{}]'], "malformed data"),
         ([header(kind=KINDS.index(Commit)) + b'["1",null,null,null]'], "Commit.sequence must be int, got str"),
         ([header(kind=KINDS.index(Commit)) + b"[true,null,null,null]"], "Commit.sequence must be int, got bool"),
         (
             [header(kind=KINDS.index(Commit)) + b"[9223372036854775808,0,0,0]"],
-            "Commit.sequence is an integer of more than",
+            "Commit.sequence must be an integer of at most",
         ),
         ([header(kind=KINDS.index(Credit)) + b'[0,0,0,0,"x"]'], "Credit.snapshot must be bytes, got str"),
         ([header(kind=KINDS.index(Failure)) + b"[0,0,0,null,[],1,1,1]"], "Failure.doing must be str, got NoneType"),

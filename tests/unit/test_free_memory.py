@@ -78,9 +78,9 @@ def test_a_pool_that_needs_more_than_is_free_says_how_much_and_what_for(
 ) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda: 100e6)
     message = (
-        r"the pool needs .* MB of memory, and 100 MB are free: \d+ rollouts of .* MB that may be under way or in use "
-        r"at once, for rollout_length=20 and observations of 1 MB each, and .* MB for versions of the policy. For "
-        "less: a shorter rollout_length, fewer sub-environments, a smaller prefetch"
+        r"the pool needs .* MB of memory, but 100 MB are free: \d+ rollouts of .* MB that may be in progress or in use "
+        r"at once, for rollout_length=20 and observations of 1 MB each, and .* MB for versions of the policy. Use "
+        "a shorter rollout_length, fewer sub-environments, a smaller prefetch"
     )
     with pytest.raises(ConfigurationError, match=message):
         AsyncWorkerPool([Large] * 2, zeros, num_workers=num_workers, rollout_length=20)
@@ -90,7 +90,7 @@ def test_a_pool_that_needs_more_than_is_free_says_how_much_and_what_for(
 def test_a_vector_env_that_needs_more_than_is_free_says_so(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda: 3e6)
     message = (
-        "the vector env needs 4.01 MB of memory, and 3 MB are free: observations of 1 MB each from 4 sub-environments"
+        "the vector env needs 4.01 MB of memory, but 3 MB are free: observations of 1 MB each from 4 sub-environments"
     )
     with pytest.raises(ConfigurationError, match=message):
         ParallelVectorEnv([Large] * 4, num_workers=num_workers)
@@ -100,7 +100,7 @@ def test_much_of_what_is_free_is_said_and_little_is_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="parenv"):
-        for free, words in ((7e6, ["the vector env needs 4.01 MB of memory, and 7 MB are free"]), (9e6, [])):
+        for free, words in ((7e6, ["the vector env needs 4.01 MB of memory, but 7 MB are free"]), (9e6, [])):
             monkeypatch.setattr(free_memory, "free_bytes", lambda free=free: free)
             caplog.clear()
             ParallelVectorEnv([Large] * 4, num_workers=0).close()

@@ -106,8 +106,8 @@ def test_shapes_are_those_of_a_rollout_and_lists_take_no_room() -> None:
     )
     (group,) = slot_layout(SlotSpec((spec,)), 6, 3).groups
     shapes = {field.name: (field.shape, field.dtype) for field in group}
-    commits, ends = shapes.pop(("commits", 0)), shapes.pop(("ends", 0))
-    assert (commits[0], ends[0]) == ((3,), (30,))
+    commits, ends, in_progress = (shapes.pop((name, 0)) for name in ("commits", "ends", "open"))
+    assert (commits[0], ends[0], in_progress[0]) == ((3,), (30,), (6,))
     assert shapes == {
         ("observations", 0): ((6, 6, 3, 2), "|u1"),
         ("observations", 2): ((6, 6), "<f8"),
@@ -134,7 +134,7 @@ def test_named_policies_add_their_fields_to_rows_of_agents_and_versions_to_those
         )
         for fields in slot_layout(spec, 6, 3).groups
     )
-    assert envs.keys() - agents.keys() == {"versions"}
+    assert envs.keys() - agents.keys() == {"open", "versions"}
     assert envs["versions"] == ((3, 3), "<i8")
     assert {name: agents[name] for name in agents.keys() - alone.keys()} == {
         "policies": ((5, 12), "<i4"),

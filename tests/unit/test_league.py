@@ -79,13 +79,13 @@ def test_opponents_are_drawn_as_often_as_they_are_probable() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda league: league.with_players("a"), "'a' is a player of this league already"),
+        (lambda league: league.with_players("a"), "must be unique, but 'a' is a player already"),
         (lambda league: League.of("x", "x"), "'x' is a player"),
-        (lambda league: league.with_results([("a", "z", 1.0)]), "'z' is no player of this league, which has a, b"),
-        (lambda league: league.with_results([("a", "b", 1.5)]), "'a' against 'b' has the score 1.5"),
-        (lambda league: league.with_results([("a", "b", float("nan"))]), "has the score nan"),
+        (lambda league: league.with_results([("a", "z", 1.0)]), "a player must be one of a, b, got 'z'"),
+        (lambda league: league.with_results([("a", "b", 1.5)]), "the score of 'a' against 'b' must be 0 to 1, got 1.5"),
+        (lambda league: league.with_results([("a", "b", float("nan"))]), "must be 0 to 1, got nan"),
         (lambda league: league.opponents("a", "hardest"), "sampling must be one of 'newest', 'uniform', 'prioritised'"),
-        (lambda league: league.opponents("a", among=["a"]), "'a' has no opponent in a league of a, b"),
+        (lambda league: league.opponents("a", among=["a"]), "'a' has no opponent among a, b"),
         (lambda league: league.elo(prior_games=0), "prior_games must be positive"),
     ],
 )

@@ -12,7 +12,7 @@ from parenv.adapters.library_version import check_version
 @pytest.mark.parametrize("version", ["0.8", "0.8.1", "0.8.99+cpu", "0.0.9"])
 def test_one_that_is_too_old_is_refused_by_name(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
-    wanted = rf"parenv needs torchrl 0.9 or later, but {version[:3]}.* is installed: pip install something"
+    wanted = rf"parenv needs torchrl 0.9 or later, got {version[:3]}.* Run: pip install something"
     with pytest.raises(ImportError, match=wanted):
         check_version("torchrl", "0.9", "pip install something")
 

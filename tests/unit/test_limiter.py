@@ -53,7 +53,7 @@ def test_a_balanced_loop_with_a_smaller_buffer_comes_to_a_stop(ratio: int, inser
     if limiter._error_buffer < sample_size:
         assert not limiter.may_insert(insert_size)
         assert not limiter.may_sample(sample_size)
-        with pytest.raises(ConfigurationError, match=f"make it at least {sample_size}, or"):
+        with pytest.raises(ConfigurationError, match=f"error_buffer must be at least {sample_size} for inserts"):
             limiter.check_sizes(insert_size, sample_size)
     else:
         limiter.check_sizes(insert_size, sample_size)
@@ -71,7 +71,7 @@ def test_a_buffer_that_one_insert_over_the_edge_overflows_never_lets_sampling_be
     stands_still = not limiter.may_insert(insert_size) and not limiter.may_sample(1)
     assert stands_still == (Fraction(str(buffer)) < least)
     if stands_still:
-        with pytest.raises(ConfigurationError, match="refuse both for ever"):
+        with pytest.raises(ConfigurationError, match="refuse both forever"):
             limiter.check_sizes(insert_size, 1)
 
 
@@ -152,8 +152,8 @@ def test_a_state_that_is_none_changes_nothing(state: dict[str, int]) -> None:
         ((1, 0, 1), "min_size_to_sample must be an integer of at least 1, got 0"),
         ((1, 1.5, 1), "min_size_to_sample must be an integer of at least 1, got 1.5"),
         ((1, 1, math.inf), "error_buffer must be a finite number above 0, got inf"),
-        ((0.5, 1, 0.9), "error_buffer must be at least max(1, samples_per_insert) = 1, the change by a single"),
-        ((8, 1, 7), "error_buffer must be at least max(1, samples_per_insert) = 8, the change by a single"),
+        ((0.5, 1, 0.9), "error_buffer must be at least max(1, samples_per_insert) = 1, got 0.9"),
+        ((8, 1, 7), "error_buffer must be at least max(1, samples_per_insert) = 8, got 7"),
     ],
 )
 def test_what_can_never_work_is_refused(arguments: tuple[Any, ...], message: str) -> None:

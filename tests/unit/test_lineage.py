@@ -68,7 +68,7 @@ def test_a_full_disk_is_an_error_in_one_line(path: Path, tmp_path: Path, capsys:
     full = tmp_path / "full.png"
     full.symlink_to("/dev/full")
     assert main(["lineage", str(path), "--output", str(full)]) == 1
-    assert capsys.readouterr().err == f"parenv lineage: cannot write {full}: No space left on device\n"
+    assert capsys.readouterr().err == f"parenv lineage: {full} cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"event": "turn"}', "no lineage"])
@@ -77,7 +77,7 @@ def test_what_is_no_lineage_is_said(text: str, tmp_path: Path, capsys: pytest.Ca
     assert main(["lineage", str(tmp_path / "file")]) == 2
     assert f"{tmp_path / 'file'} cannot be read as a lineage of a population" in capsys.readouterr().err
     assert main(["lineage", str(tmp_path / "nowhere")]) == 2
-    assert "cannot read" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_damaged_line_is_an_error_and_former_files_are_read(tmp_path: Path) -> None:

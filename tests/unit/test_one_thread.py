@@ -57,7 +57,7 @@ def test_a_close_from_another_thread_ends_the_call_in_progress_and_then_closes()
     with ThreadPoolExecutor(1) as other:
         call = other.submit(calls.wait)
         calls.in_a_call.wait()
-        with pytest.raises(PoolBusyError, match=r"^MainThread may not use the pool, because another thread does: one"):
+        with pytest.raises(PoolBusyError, match=r"^MainThread cannot use the pool while another thread uses it"):
             calls.one_thread.begin()
         calls.one_thread.close()
         with pytest.raises(PoolClosedError, match=r"^the pool is closed$"):
@@ -76,7 +76,7 @@ def test_a_call_that_does_not_end_in_time_closes_when_it_ends() -> None:
     with ThreadPoolExecutor(1) as other:
         ended = other.submit(call)
         calls.in_a_call.wait()
-        words = r"^the pool cannot be closed yet: a call in another thread has not ended within close_timeout_s=0\.01 s"
+        words = r"^the pool cannot be closed yet, because a call in another thread did not end within"
         with pytest.raises(PoolBusyError, match=words):
             calls.one_thread.close()
         assert calls.did == []
@@ -93,7 +93,7 @@ def test_a_close_from_a_signal_handler_waits_for_the_call_that_it_interrupts(sig
     with calls.one_thread:
         signal.raise_signal(signal.SIGTERM)
         assert calls.did == []
-        with pytest.raises(PoolBusyError, match="may not use the pool in the middle of another call, but only"):
+        with pytest.raises(PoolBusyError, match="cannot use the pool in the middle of another call"):
             calls.one_thread.begin()
     assert (calls.did, calls.within_s) == (["closed"], [2.5])
 

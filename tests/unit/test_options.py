@@ -73,10 +73,10 @@ def test_a_stop_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason
         ({"setup_fn": 3}, "WorkerOptions.setup_fn must be callable, got 3"),
         ({"cleanup_fn": "f"}, "WorkerOptions.cleanup_fn must be callable, got 'f'"),
         ({"preload": "numpy"}, "WorkerOptions.preload must be a tuple of module names, got 'numpy'"),
-        ({"step_threads": 2, "step_workers": 2}, "stepped by step_threads or by step_workers, not by both"),
+        ({"step_threads": 2, "step_workers": 2}, "step_threads must be 1 with step_workers=2, got 2"),
         ({"start_method": "forkserver"}, "WorkerOptions.start_method must be one of 'fork', 'spawn', got 'forkserver'"),
-        ({"device": ()}, r"WorkerOptions.device must be a device, or a tuple of them, got \(\)"),
-        ({"device": ("cuda", 1)}, "WorkerOptions.device must be a device, or a tuple of them, got "),
+        ({"device": ()}, r"WorkerOptions.device must be the name of a device or a tuple of names, got \(\)"),
+        ({"device": ("cuda", 1)}, "WorkerOptions.device must be the name of a device or a tuple of names, got "),
         ({"preload": ["numpy"]}, "WorkerOptions.preload must be a tuple of module names, got "),
     ],
 )
@@ -100,7 +100,7 @@ def test_every_interface_needs_an_explicit_word(host: str) -> None:
 )
 @pytest.mark.parametrize("any_interface", [False, True])
 def test_numbers_that_a_resolver_would_read_as_another_address_are_refused(host: str, any_interface: bool) -> None:
-    with pytest.raises(ConfigurationError, match="is not an address such as tcp"):
+    with pytest.raises(ConfigurationError, match="an address must be of the form tcp"):
         RemotePlacement(f"tcp://{host}:5555", "driver.key", "hosts.pub", any_interface=any_interface)
 
 
@@ -143,10 +143,10 @@ def test_gradient_options_that_make_no_sense_are_refused(arguments: dict[str, An
     [
         ({"num_workers": 0}, "RayPlacement.num_workers must be an integer of at least 1, got 0"),
         ({"workers_per_host": 1.5}, "RayPlacement.workers_per_host must be an integer of at least 1, got 1.5"),
-        ({"resources": {"CPU": -1}}, "names with amounts of at least 0, got 'CPU': -1"),
-        ({"resources": {"CPU": math.nan}}, "names with amounts of at least 0, got 'CPU': nan"),
-        ({"resources": {"CPU": "1"}}, "names with amounts of at least 0, got 'CPU': '1'"),
-        ({"resources": {"": 1}}, "names with amounts of at least 0, got '': 1"),
+        ({"resources": {"CPU": -1}}, "must map names to amounts of at least 0, got 'CPU': -1"),
+        ({"resources": {"CPU": math.nan}}, "must map names to amounts of at least 0, got 'CPU': nan"),
+        ({"resources": {"CPU": "1"}}, "must map names to amounts of at least 0, got 'CPU': '1'"),
+        ({"resources": {"": 1}}, "must map names to amounts of at least 0, got '': 1"),
     ],
 )
 def test_a_ray_placement_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason: str) -> None:

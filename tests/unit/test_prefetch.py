@@ -155,7 +155,7 @@ def real_rollout(reward: float) -> Rollout:
         policy_version=1,
         policy_lag=0,
         restarted=np.zeros(2, bool),
-        episodes=EpisodeStatistics(nothing, nothing, nothing, nothing),
+        episodes=EpisodeStatistics(nothing, nothing, nothing, nothing, nothing.astype(str)),
         ends=[Ends(row, column, block[:1])],
         shifted_observations=block,
     )

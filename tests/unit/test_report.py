@@ -328,11 +328,11 @@ def test_the_timeline_shows_the_beginning_the_middle_and_the_first_restart(tmp_p
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "cannot read {path}: No such file or directory"),
-        ("", "{path} is not a trace of a run: a run writes one after pool.trace"),
+        (None, "{path} cannot be read: No such file or directory"),
+        ("", "{path} is not a trace of a run. Call pool.trace"),
         ('{"a": 1}', "{path} is not a trace of a run"),
-        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 99}}\n]\n', "is not a trace of format 1"),
-        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 1', "is not a trace of format 1"),
+        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 99}}\n]\n', "must be a trace of format 1"),
+        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 1', "must be a trace of format 1"),
         ("[\n{}\nnothing\n{} parenv trace", "is not a trace"),
     ],
 )
@@ -352,12 +352,12 @@ def test_a_damaged_trace_is_an_error_that_names_the_line(tmp_path: Path) -> None
     path = two_workers(tmp_path / "trace.json")
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:6], lines[6][:30] + "\n", *lines[7:]]))
-    with pytest.raises(ConfigurationError, match=r"trace.json is damaged: line 7 is not an event$"):
+    with pytest.raises(ConfigurationError, match=r"trace.json is damaged: line 7 is not an event. Remove it.$"):
         report(path)
 
 
 def test_a_directory_without_a_trace_or_for_the_page_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"there is no trace in .*: a run writes one after pool\.trace"):
+    with pytest.raises(ConfigurationError, match=r"the directory .* has no trace. Call pool\.trace"):
         report(tmp_path)
     two_workers(tmp_path / "trace.json")
     with pytest.raises(ConfigurationError, match=r"it is a directory"):
@@ -367,7 +367,7 @@ def test_a_directory_without_a_trace_or_for_the_page_is_an_error(tmp_path: Path)
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ParenvError, match=r"cannot write /dev/full: No space left on device"):
+    with pytest.raises(ParenvError, match=r"/dev/full cannot be written: No space left on device"):
         report(write(tmp_path / "trace.json", header([1])), "/dev/full")
 
 
@@ -375,7 +375,8 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     two_workers(tmp_path / "trace.json")
     with pytest.raises(
-        ConfigurationError, match=r'needs matplotlib, which is not installed: pip install "parenv\[bench\]"'
+        ConfigurationError,
+        match=r'needs matplotlib, which is not installed. Run: pip install "parenv\[bench\]", or in a clone',
     ):
         report(tmp_path)
 

@@ -43,7 +43,7 @@ def test_without_a_policy_nobody_is_restarted() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"max_restarts": 0}, r"max_restarts must be an integer of at least 1, got 0; .*restart=None"),
+        ({"max_restarts": 0}, r"max_restarts must be an integer of at least 1, got 0\. .*restart=None"),
         ({"window_s": 0.0}, "window_s must be positive seconds, got 0.0"),
         ({"backoff_s": -1.0}, "backoff_s must be positive seconds, got -1.0"),
         ({"max_backoff_s": float("nan")}, "max_backoff_s must be positive seconds, got nan"),

@@ -242,14 +242,16 @@ def test_a_trailing_dimension_of_one_is_refused_and_not_broadcast(name: str, fie
     block = random_block(*shape, np.float32)
     wrong = block._replace(**{field: getattr(block, field)[..., None]})
     T, B = shape
-    with pytest.raises(ValueError, match=rf"{field} has shape \({T}, {B}, 1\).*rewards.*\({T}, {B}\).*squeeze\(-1\)"):
+    with pytest.raises(
+        ValueError, match=rf"{field} must have the shape of rewards, \({T}, {B}\), got \({T}, {B}, 1\).*squeeze\(-1\)"
+    ):
         FUNCTIONS[name](wrong)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_blocks_of_different_shapes_are_refused(name: str) -> None:
     block = random_block(4, 3, np.float32)
-    with pytest.raises(ValueError, match=r"next_values has shape \(3,\), but rewards has \(4, 3\): all must be"):
+    with pytest.raises(ValueError, match=r"next_values must have the shape of rewards, \(4, 3\), got \(3,\). Pass all"):
         FUNCTIONS[name](block._replace(next_values=block.next_values[0]))
 
 

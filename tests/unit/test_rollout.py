@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from policies import zeros
 
+from parenv import AsyncWorkerPool
 from parenv.envs.fitting import Fit
 from parenv.envs.stepping import End
 from parenv.envs.values import row_writer
@@ -19,6 +23,7 @@ from parenv.experience.assembly import Columns, assemble
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import Extra, RolloutSpec, SlotSpec, slot_layout
 from parenv.memory.spaces import Leaf
+from parenv.testing import LedgerEnv
 from parenv.worker.writing import OpenEpisodes, RolloutWriter
 
 SETTINGS = settings(max_examples=40)
@@ -199,3 +204,29 @@ def test_the_former_name_of_shifted_observations_goes_on_working_and_says_the_ne
     rollout = record(ENDED, [3]).rollout
     with pytest.warns(DeprecationWarning, match="Rollout.successors is now shifted_observations"):
         assert rollout.successors is rollout.shifted_observations
+
+
+def of_a_slot() -> Rollout:
+    """Return a rollout over a slot with episode ends, none of whose fields was read."""
+    with AsyncWorkerPool(lambda: LedgerEnv(0), zeros, num_envs=2, num_workers=0, rollout_length=200, seed=0) as pool:
+        return next(pool.rollouts())
+
+
+def test_a_field_is_made_when_it_is_read_and_then_stays_the_same() -> None:
+    rollout = of_a_slot()
+    assert not {"observations", "ends", "extras"} & set(vars(rollout))
+    assert rollout.observations is rollout.observations
+    assert "observations" in vars(rollout)
+    with pytest.raises(AttributeError, match="'Rollout' object has no attribute 'observation'"):
+        rollout.observation  # noqa: B018
+
+
+@pytest.mark.parametrize("copied", [lambda rollout: pickle.loads(pickle.dumps(rollout)), copy.deepcopy, Rollout.copy])
+def test_a_rollout_can_be_copied_before_its_fields_are_read(copied: Any) -> None:
+    rollout = of_a_slot()
+    other = copied(rollout)
+    np.testing.assert_array_equal(other.observations, rollout.observations)
+    assert len(rollout.episodes) == len(other.final_index[0]) > 0
+    np.testing.assert_array_equal(other.final_index, rollout.final_index)
+    np.testing.assert_array_equal(other.next_observations(), rollout.next_observations())
+    assert (other.num_steps, other.serial) == (rollout.num_steps, rollout.serial)

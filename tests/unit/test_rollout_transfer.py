@@ -48,7 +48,7 @@ def written(transfer: RolloutTransfer, sequence: int, ends: int, seed: int) -> A
     record = arrays["commits", 0]
     record["sequence"], record["num_ends"] = sequence, ends
     table = arrays["ends", 0][:ends]
-    table["step"], table["column"] = 1, 0
+    table["step"], table["column"], table["ended_by"] = 1, 0, 3
     return memory
 
 
@@ -73,8 +73,9 @@ def deliver(
 
 
 REASONS = {
-    **dict.fromkeys(["sequence", "too many ends", "negative ends", "bytes missing"], "bytes, where the rollout of"),
-    **dict.fromkeys(["step", "column", "negative column"], "an episode ends outside its rollout"),
+    **dict.fromkeys(["sequence", "too many ends", "negative ends", "bytes missing"], "episode ends must have"),
+    **dict.fromkeys(["step", "column", "negative column"], "episodes must end within their rollout"),
+    "ended_by": "episodes must end for a reason that exists",
 }
 
 
@@ -112,7 +113,7 @@ def test_what_crosses_is_there_and_nothing_else_is_touched(
                 got, wanted = whole[name][T * first : T * first + ends].copy(), values[:ends].copy()
                 if name[0] == "ends":
                     wanted["column"] += first
-            elif name[0] in ("restarted", "resetting", "carry"):
+            elif name[0] in ("restarted", "resetting", "open", "carry"):
                 got, wanted = whole[name][columns], values
             else:
                 got, wanted = whole[name][:, columns], values
@@ -127,14 +128,14 @@ def test_what_crosses_is_there_and_nothing_else_is_touched(
 def test_a_piece_that_does_not_fit_is_refused(offset: int, nbytes: int) -> None:
     transfer = RolloutTransfer(slot_map((2, 2), True, spec_of()), 0)
     transfer.expect(Credit(0, 0, 0, 0, b""))
-    with pytest.raises(ProtocolError, match="does not fit"):
+    with pytest.raises(ProtocolError, match="must be within its slot"):
         transfer.write(Chunks(0, [[offset, memoryview(bytes(nbytes))]]))
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        "sequence", "too many ends", "negative ends", "bytes missing", "step", "column", "negative column",
+        "sequence", "too many ends", "negative ends", "bytes missing", "step", "column", "negative column", "ended_by",
         "terminated", "truncated", "restarted", "resetting", "observations", "finals",
     ],
 )  # fmt: skip
@@ -146,8 +147,8 @@ def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str, shares: tu
     (arrays,) = transfer.layout.arrays(memory)
     if wrong in ("too many ends", "negative ends"):
         arrays["commits", 0]["num_ends"] = 2 * T + 1 if wrong == "too many ends" else -1
-    elif wrong in ("step", "column"):
-        arrays["ends", 0][wrong][0] = 4
+    elif wrong in ("step", "column", "ended_by"):
+        arrays["ends", 0][wrong][0] = 7 if wrong == "ended_by" else 4
     elif wrong == "negative column":
         arrays["ends", 0]["column"][1] = -1
     elif wrong != "sequence" and wrong != "bytes missing":
@@ -155,5 +156,5 @@ def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str, shares: tu
     parts = chunks(transfer, memory, 2, 1 << 20)
     if wrong == "bytes missing":
         parts[-1] = (parts[-1][0], parts[-1][1][:-1])
-    with pytest.raises(ProtocolError, match=REASONS.get(wrong, "truth values are 0 or 1")):
+    with pytest.raises(ProtocolError, match=REASONS.get(wrong, "must be 0 or 1")):
         deliver(transfer, 0, 6 if wrong == "sequence" else 5, parts, shares[0], 2)

@@ -84,6 +84,6 @@ def test_memory_that_is_not_there_is_said_before_it_is_touched(monkeypatch: pyte
 
     memory = SharedMemory(4096)
     monkeypatch.setattr(os, "posix_fallocate", no_space)
-    with pytest.raises(MemoryError, match=r"cannot reserve 3 MB of shared memory: .*No space left on device"):
+    with pytest.raises(MemoryError, match=r"3 MB of shared memory cannot be reserved: .*No space left on device"):
         memory.reserve(0, 3_000_000)
     memory.close()

@@ -53,7 +53,7 @@ def rollouts(env_id: str, policy: Any, extras: bool) -> list[Any]:
     for _ in range(4):
         made.collect(writer)
         ends = writer.end_records().copy()
-        ends["seconds"] = 0.0
+        ends["seconds"] = writer.arrays["open", 0]["seconds"] = 0.0
         fields = [writer.arrays[name].copy() for name in writer.arrays if name[0] not in ("commits", "ends", "finals")]
         found.append([fields, ends, writer.arrays["finals", 0][: len(ends)].copy(), made.get_state()["rows"]])
     made.stepper.close()
@@ -96,13 +96,13 @@ def test_what_does_not_fit_is_said_with_the_number_of_the_step(monkeypatch: pyte
         return (observation if next(shown, None) is not None else observation[:2]), *rest
 
     made.stepper._steps[0] = of_another_shape
-    with pytest.raises(ObservationError, match=f"in env step {T + 4}: the observation has shape"):
+    with pytest.raises(ObservationError, match=f"in env step {T + 4}: the observation must have shape"):
         made.collect(writer)
 
 
 def test_actions_that_do_not_fit_are_an_error() -> None:
     made, writer = collector("CartPole-v1", lambda o: np.zeros(2, np.int64), False)
-    with pytest.raises(PolicyOutputError, match=r"needs shape \(1,\)"):
+    with pytest.raises(PolicyOutputError, match=r"actions of shape \(1,\)"):
         made.collect(writer)
 
 
@@ -124,5 +124,5 @@ def test_values_that_must_be_finite_are_looked_at() -> None:
     made, writer = collector(
         "MountainCarContinuous-v0", lambda o: o[:, :1] * np.float32(np.nan), False, Fit(finite=True)
     )
-    with pytest.raises(PolicyOutputError, match="not finite"):
+    with pytest.raises(PolicyOutputError, match="must be finite"):
         made.collect(writer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from parenv.errors import ConfigurationError
+from parenv.policy import snapshots
 from parenv.policy.policy import TorchPolicy
 from parenv.policy.snapshots import WeightsReader, WeightsWriter, flat_layout, module_of
 
@@ -175,12 +177,15 @@ def recast(name: str, change: Callable[[Any], Any]) -> Callable[[Everything], An
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (renamed, r"missing \['wide'\], unexpected \['other'\]"),
-        (lambda module: {}, r"missing \['embedding', 'wide'.*'norm.num_batches_tracked'\], unexpected \[\]"),
-        (lambda module: nn.DataParallel(module), r"missing \['embedding'.*unexpected \['module.embedding'"),
-        (recast("wide", lambda t: t[:3]), r"'wide' is \(3,\) torch.float64, but the pool was made with \(7,\)"),
-        (recast("wide", lambda t: t.float()), r"'wide' is \(7,\) torch.float32, .* with \(7,\) torch.float64"),
-        (recast("count", lambda t: t[None]), r"'count' is \(1,\) torch.int64, but the pool was made with \(\) torch"),
+        (renamed, r"\['wide'\] are missing and \['other'\] are unexpected"),
+        (lambda module: {}, r"\['embedding', 'wide'.*'norm.num_batches_tracked'\] are missing and \[\] are unexpected"),
+        (lambda module: nn.DataParallel(module), r"\['embedding'.* are missing and \['module.embedding'"),
+        (recast("wide", lambda t: t[:3]), r"'wide' must have shape \(7,\) .*, got \(3,\) and torch.float64"),
+        (
+            recast("wide", lambda t: t.float()),
+            r"'wide' must have shape \(7,\) and dtype torch.float64 .* got \(7,\) and torch.float32",
+        ),
+        (recast("count", lambda t: t[None]), r"'count' must have shape \(\) and dtype torch.int64 .*, got \(1,\)"),
     ],
     ids=["renamed", "nothing", "wrapped", "shape", "dtype", "dimension"],
 )
@@ -205,3 +210,22 @@ def test_the_module_of_a_policy_is_what_changes_between_versions() -> None:
     assert module_of(module) is module
     assert module_of(TorchPolicy(module, "forward", ("actions",))) is module
     assert module_of(np.argmax) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("one_thread_bytes", [0, 1 << 30])
+def test_large_and_small_tensors_are_copied_in_one_thread_or_several(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, one_thread_bytes: int
+) -> None:
+    monkeypatch.setattr(snapshots, "ONE_THREAD_BYTES", one_thread_bytes)
+    module = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(2, 2)).to(dtype)
+    memory = mmap.mmap(-1, flat_layout(module)[1])
+    writer = WeightsWriter(module, memory, 0, 1)
+    with torch.no_grad():
+        module[0].weight.copy_(torch.randn(200, 300))
+    # A view that is not contiguous.
+    state = {**module.state_dict(), "0.weight": module[0].weight.detach().t().contiguous().t()}
+    for source in (module, state):
+        memory[:] = bytes(len(memory))
+        writer.write(source, 0, None)
+        assert all(torch.equal(value, module.state_dict()[name]) for name, value in writer.state_dict(0).items())

@@ -241,7 +241,7 @@ for _ in range(31):
 def test_a_description_of_a_few_bytes_does_not_take_gigabytes(description: Any) -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(ProtocolError, match=f"more than {MAX_SPACE_BYTES} bytes"):
+        with pytest.raises(ProtocolError, match=f"at most {MAX_SPACE_BYTES} bytes"):
             rebuild(description)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from parenv.process.stack_pipe import LOOK_S, STACK_SIGNAL, StackPipe, is_stopped
+from parenv.process.stack_pipe import LOOK_S, PIPE_BYTES, STACK_SIGNAL, StackPipe, is_stopped
 
 FOR_EVER_S = 1000.0
 WITH_A_HANDLER = """
@@ -104,3 +104,17 @@ def test_what_came_too_late_for_one_is_not_taken_for_that_of_another(pipe: Stack
     pipe.clear()
     os.write(pipe.descriptor, b"this\n")
     assert pipe.read(os.getpid(), FOR_EVER_S) == "this\n"
+
+
+def test_a_process_whose_stacks_are_not_read_continues(pipe: StackPipe) -> None:
+    script = f"""
+import faulthandler, signal, sys
+faulthandler.register(int(sys.argv[2]), file=int(sys.argv[1]))
+for _ in range({2 * PIPE_BYTES // 100}):
+    signal.raise_signal(int(sys.argv[2]))  # It writes more than 100 bytes.
+print("ready", flush=True)
+"""
+    with running(script, pipe):
+        pipe.clear()
+        os.write(pipe.descriptor, b"this\n")
+        assert pipe.read(os.getpid(), FOR_EVER_S) == "this\n"

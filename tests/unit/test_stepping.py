@@ -65,11 +65,19 @@ def test_so_may_an_environment_whose_observations_have_no_fixed_size(space: Any,
 @pytest.mark.parametrize(
     ("space", "wrong", "message"),
     [
-        (UNIT, np.zeros(3, np.float32), r"has shape \(3,\) and dtype float32; its space says \(2,\) and float32"),
-        (UNIT, np.zeros(2, complex), r"dtype complex128; its space says \(2,\) and float32 \(.* kind .*\). Convert it"),
-        (UNIT, None, r"has shape \(\) and dtype object"),
-        (spaces.Discrete(3), 1.0, r"has shape \(\) and dtype float64; its space says \(\) and int64"),
-        (spaces.Dict(a=spaces.Dict(b=UNIT)), {"a": {"b": X[:1]}}, r"observation\['a'\]\['b'\] has shape \(1,\)"),
+        (
+            UNIT,
+            np.zeros(3, np.float32),
+            r"must have shape \(2,\) and dtype float32 like its space, got \(3,\) and float32",
+        ),
+        (UNIT, np.zeros(2, complex), r"got \(2,\) and complex128 \(complex128 cannot be cast to float32\). Convert it"),
+        (UNIT, None, r"got \(\) and object"),
+        (spaces.Discrete(3), 1.0, r"must have shape \(\) and dtype int64 like its space, got \(\) and float64"),
+        (
+            spaces.Dict(a=spaces.Dict(b=UNIT)),
+            {"a": {"b": X[:1]}},
+            r"observation\['a'\]\['b'\] must have .*, got \(1,\)",
+        ),
         (spaces.Dict(a=UNIT, b=UNIT), {"a": X}, "does not have the structure of its space: KeyError 'b'"),
         (spaces.Tuple([UNIT, UNIT]), (X,), "does not have the structure of its space: IndexError"),
         (spaces.Tuple([UNIT, UNIT]), 3, "does not have the structure of its space: TypeError"),
@@ -154,7 +162,9 @@ def test_progress_names_the_sub_environment_that_raised(at: int, doing: str) -> 
 
 def test_all_environments_must_have_the_same_spaces() -> None:
     envs = [Scripted(UNIT, []), Scripted(spaces.Discrete(3), [])]
-    with pytest.raises(ConfigurationError, match=r"env_id 8 has the observation_space Discrete\(3\), but env_id 7 has"):
+    with pytest.raises(
+        ConfigurationError, match=r"the same observation_space, but env_id 8 has Discrete\(3\), and env_id 7 has"
+    ):
         EnvStepper(envs, 7, quiet())
 
 

@@ -76,7 +76,7 @@ def test_final_observations_of_any_space_are_true(space: Any, mode: AutoresetMod
 def test_one_that_does_not_say_when_it_resets_is_refused() -> None:
     vector_env = ledgers(2, AutoresetMode.SAME_STEP)
     vector_env.metadata = {}
-    with pytest.raises(ConfigurationError, match=r"has the autoreset mode None.*env.metadata = .*check_vector_env"):
+    with pytest.raises(ConfigurationError, match=r"must declare metadata\[.*got None.*check_vector_env"):
         make_stepper([vector_env], 0, quiet())
 
 
@@ -198,7 +198,7 @@ class Relabelled(OwnVectorEnv):
 
 def test_one_that_resets_in_the_same_step_and_says_another_is_found_at_the_first_end() -> None:
     stepper = make_stepper([Relabelled(AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)], 0, quiet())
-    with pytest.raises(ConfigurationError, match=r"says that its autoreset mode is NEXT_STEP.*as in SAME_STEP"):
+    with pytest.raises(ConfigurationError, match=r"declares the autoreset mode NEXT_STEP.*as in SAME_STEP"):
         audit(stepper, 2)
 
 
@@ -230,7 +230,7 @@ class Ending(gym.vector.VectorEnv[Any, Any, Any]):
 
 def test_a_reset_that_ends_an_episode_is_found() -> None:
     stepper = make_stepper([Ending()], 4, quiet())
-    with pytest.raises(ConfigurationError, match=r"the end of an episode of env_id 4, which must only reset, has ende"):
+    with pytest.raises(ConfigurationError, match=r"must only reset, but this step of env_id 4 ended an episode again"):
         Run(stepper, 2).rollout()
 
 
@@ -252,8 +252,11 @@ RIGHT = np.zeros((2, 2), np.float32)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ((RIGHT[:1], np.zeros(2)), r"returned observations of shape \(1, 2\); for 2 sub-env.*\(2, 2\)"),
-        ((RIGHT, np.zeros((2, 1))), r"returned rewards of shape \(2, 1\); for 2 sub-environments .* shape \(2,\)"),
+        (
+            (RIGHT[:1], np.zeros(2)),
+            r"the observations of .* must have shape \(2, 2\) for 2 sub-environments, got \(1, 2\)",
+        ),
+        ((RIGHT, np.zeros((2, 1))), r"the rewards of .* must have shape \(2,\) for 2 sub-environments, got \(2, 1\)"),
     ],
 )
 def test_arrays_that_change_their_shape_are_named(wrong: Any, message: str) -> None:
@@ -265,7 +268,7 @@ def test_arrays_that_change_their_shape_are_named(wrong: Any, message: str) -> N
 def test_arrays_that_move_to_another_device_are_named() -> None:
     here, there = torch.zeros((2, 2)), torch.zeros((2, 2), device="meta")
     stepper = make_stepper([Odd((here, np.zeros(2)), (there, np.zeros(2)))], 0, quiet())
-    with pytest.raises(ObservationError, match=r"the observations of .*Odd.* were on cpu and are now on meta"):
+    with pytest.raises(ObservationError, match=r"the observations of .*Odd.* must stay on the device cpu, got meta"):
         Run(stepper, 2).rollout()
 
 
@@ -335,7 +338,7 @@ class Wrong(SyncVectorEnv):
 
 def test_observations_that_do_not_fit_the_space_are_refused() -> None:
     vector_env = Wrong([lambda: Scripted(UNIT, [np.zeros(2, np.float32)])], autoreset_mode=AutoresetMode.SAME_STEP)
-    with pytest.raises(ObservationError, match=r"shape \(1, 2\) and dtype float64; its space says \(1, 2\) and float3"):
+    with pytest.raises(ObservationError, match=r"must have shape \(1, 2\) and dtype float32, got \(1, 2\) and float64"):
         Run(make_stepper([vector_env], 0, quiet(), Fit(strict=True)), 1)
 
 

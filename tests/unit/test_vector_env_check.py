@@ -84,34 +84,40 @@ def test_one_that_keeps_to_the_rules_has_no_problems(mode: AutoresetMode, capsys
     assert report.problems == []
     assert (report.declared, report.found) == (mode, mode)
     assert report.ends >= 40
-    assert capsys.readouterr().out.startswith(f"says {mode.name}, does {mode.name}; ")
+    assert capsys.readouterr().out.startswith(f"declares {mode.name}, follows {mode.name}; ")
 
 
 BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
-    "says next, does same": (lambda: Broken(NEXT, SAME), "says NEXT_STEP, but what it returns .* is SAME_STEP"),
-    "says same, does next": (lambda: Broken(SAME, NEXT), "says SAME_STEP, but what it returns .* is NEXT_STEP"),
-    "says nothing": (lambda: Broken(None), "does not say its autoreset mode"),
+    "says next, does same": (lambda: Broken(NEXT, SAME), "declares NEXT_STEP, but its results .* follow SAME_STEP"),
+    "says same, does next": (lambda: Broken(SAME, NEXT), "declares SAME_STEP, but its results .* follow NEXT_STEP"),
+    "says nothing": (lambda: Broken(None), "must declare its autoreset mode"),
     "ignores the mask": (lambda: ResetsAll(DISABLED, DISABLED), "changes sub-environments that the mask leaves out"),
-    "finals of the next": (lambda: Broken(SAME, SAME, reuses=True), "final_obs are the observations that the next"),
+    "finals of the next": (
+        lambda: Broken(SAME, SAME, reuses=True),
+        "final_obs contains the first observations of the next",
+    ),
     "rewards in a column": (
         lambda: Broken(NEXT, change=lambda o, r, *rest: (o, r[:, None], *rest)),
-        r"rewards have shape \(3, 1\) and dtype float64, not \(3,\) and numbers",
+        r"rewards must be numbers of shape \(3,\), got float64 of shape \(3, 1\)",
     ),
     "flags as numbers": (
         lambda: Broken(NEXT, change=lambda o, r, t, *rest: (o, r, t.astype(int), *rest)),
-        "terminated have shape .* dtype int64, not .* and bool",
+        "terminated must be bool of shape .*, got int64 of shape",
     ),
     "another dtype": (
         lambda: Broken(NEXT, change=lambda o, *rest: (o.astype(np.float64), *rest)),
-        "observations have shape .* and dtype float64, their space says .* and float32",
+        "observations must have shape .* and dtype float32 like their space, got .* and float64",
     ),
-    "four things": (lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, i)), "step returns 4 things"),
+    "four things": (
+        lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, i)),
+        "step must return .*, got 4 values",
+    ),
     "infos in a list": (
         lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, u, [{}] * 3)),
-        "infos are a list, not a dict of arrays",
+        "infos must be a dict of arrays, got a list",
     ),
-    "a run that cannot be repeated": (lambda: Wild(NEXT), "two runs from the same seed .* are different"),
-    "no vector env": (Walk, "Walk is no gymnasium.vector.VectorEnv"),
+    "a run that cannot be repeated": (lambda: Wild(NEXT), "two runs with the same seed .* are different"),
+    "no vector env": (Walk, "must be a gymnasium.vector.VectorEnv, got .*Walk"),
 }
 
 
@@ -119,29 +125,29 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_is_broken_is_named(make: Any, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = check_vector_env(make)
     assert any(re.search(problem, one) for one in report.problems), report.problems
-    assert "WRONG: " in capsys.readouterr().out
+    assert "problem: " in capsys.readouterr().out
 
 
 NOTED: dict[str, tuple[Callable[[], Any], str]] = {
     "no final observations": (
         lambda: Broken(SAME, SAME, change=lambda o, r, t, u, i: (o, r, t, u, {})),
-        "infos do not say the final observation",
+        "infos do not contain the final observation",
     ),
     "a batch of final observations of which it says that it is not": (
         lambda: Broken(
             SAME, SAME, change=lambda o, r, t, u, i: (o, r, t, u, {"final_obs": o, "_final_obs": np.zeros(3, bool)})
         ),
-        "infos do not say the final observation",
+        "infos do not contain the final observation",
     ),
-    "one array for all": (lambda: Broken(NEXT, copy=False), "arrays that it goes on writing to"),
-    "seeds are ignored": (lambda: Unseeded(NEXT), r"reset\(seed=\) changes nothing"),
+    "one array for all": (lambda: Broken(NEXT, copy=False), "changes arrays that it has returned"),
+    "seeds are ignored": (lambda: Unseeded(NEXT), r"reset\(seed=\) has no effect"),
     "a reward for a reset": (
         lambda: Broken(NEXT, change=lambda o, r, *rest: (o, r + 1, *rest)),
-        "a step that only resets has a reward that is not 0",
+        "a step that only resets has a reward other than 0",
     ),
     "an info for all": (
         lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, u, {"clock": np.zeros(2)})),
-        "the info 'clock' is not an array with a row for each sub-environment",
+        "the info 'clock' is left out, because it does not have a row for each",
     ),
     "a known library": (lambda: Broken(NEXT), r"gymnasium 1\..* is installed. Known: FunctionalJaxVectorEnv"),
 }

@@ -125,8 +125,8 @@ def test_each_worker_writes_its_own_columns_and_no_others() -> None:
 def test_ends_are_recorded_with_their_column_in_the_slot() -> None:
     arrays, (_, right) = a_slot([Columns(0, 0, 2), Columns(1, 2, 5)])
     fill(right, 3, 2)
-    assert right.end_records().tolist() == [(1, 2, 4, 7.5, 0.5, 1, 0, 1, 0)]
-    assert arrays["ends", 0][6].tolist() == (1, 2, 4, 7.5, 0.5, 1, 0, 1, 0)
+    assert right.end_records().tolist() == [(1, 2, 4, 7.5, 0.5, 1, 0, 0, 1, 0)]
+    assert arrays["ends", 0][6].tolist() == (1, 2, 4, 7.5, 0.5, 1, 0, 0, 1, 0)
 
 
 def test_values_without_a_fixed_size_go_with_the_columns() -> None:

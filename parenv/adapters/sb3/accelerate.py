@@ -136,7 +136,7 @@ class AcceleratedRun:
     def __enter__(self) -> AcceleratedRun:
         """Start the workers and give them the environments."""
         if self._envs is not None:
-            raise ConfigurationError("a run of accelerate is for one with block: call accelerate again")
+            raise ConfigurationError("the result of accelerate can be used in one with block. Call accelerate again.")
         self._unused.detach()
         with self._undo:
             self._envs = envs = self._started()
@@ -170,7 +170,7 @@ class AcceleratedRun:
         """
         envs = self._envs
         if envs is None:
-            raise ConfigurationError("there is no advice before the with block has begun")
+            raise ConfigurationError("advice() needs a run that has begun. Call it in the with block.")
         costs = RunCosts(
             envs.num_envs,
             envs.num_workers,

@@ -39,11 +39,12 @@ def check_settings(num_workers: Any, mode: Any, max_policy_lag: Any) -> None:
         at_least("max_policy_lag", max_policy_lag, 0)
         if mode == "sync":
             raise ConfigurationError(
-                'max_policy_lag is for mode="async": with mode="sync" every step is by the newest policy'
+                'max_policy_lag needs mode="async", because with mode="sync" the newest policy always acts. Leave it '
+                "out."
             )
     if mode == "async" and num_workers == 0:
         raise ConfigurationError(
-            'mode="async" needs worker processes: with num_workers=0 nothing runs at the same time'
+            'num_workers must be at least 1 with mode="async", which needs worker processes, got 0. Use mode="sync".'
         )
 
 
@@ -56,7 +57,7 @@ def check_version(version: str) -> None:
     major, minor, *_ = (int(part) for part in version.split(".")[:2])
     if major != 2 or minor < 4:
         raise ConfigurationError(
-            f"accelerate supports Stable-Baselines3 from 2.4 on and below 3, but {version} is installed: "
+            f"accelerate needs Stable-Baselines3 from 2.4 on and below 3, got {version}. Run: "
             'pip install "stable-baselines3>=2.4,<3"'
         )
 
@@ -69,30 +70,30 @@ def check_model(model: Any, mode: str) -> None:
     """
     name = type(model).__name__
     if not isinstance(model, BaseAlgorithm):
-        raise ConfigurationError(f"accelerate takes a model of Stable-Baselines3, such as PPO(...), got a {name}")
+        raise ConfigurationError(f"model must be a model of Stable-Baselines3, such as PPO(...), got a {name}")
     if not isinstance(model, OnPolicyAlgorithm | OffPolicyAlgorithm):
         raise ConfigurationError(
-            f"accelerate does not support {name}: it takes PPO, A2C, DQN, SAC, TD3, DDPG, and of sb3-contrib "
-            "TRPO, MaskablePPO, RecurrentPPO, TQC and QRDQN"
+            "model must be one of PPO, A2C, DQN, SAC, TD3 and DDPG, or one of TRPO, MaskablePPO, RecurrentPPO, TQC and "
+            f"QRDQN of sb3-contrib, got {name}"
         )
     if mode == "sync":
         return
     if isinstance(model, OnPolicyAlgorithm):
         raise ConfigurationError(
-            f'{name} is on-policy: it must learn from steps of its newest policy, so it has no mode="async"; '
-            'use mode="sync", or one of DQN, SAC, TD3, DDPG, TQC'
+            f'mode="async" cannot be used with {name}, which is on-policy and must learn from its newest policy. Use '
+            'mode="sync", or one of DQN, SAC, TD3, DDPG and TQC.'
         )
     if (unknown := unknown_wrapper(wrappers_of(model))) is not None:
         raise ConfigurationError(
-            f'with mode="async" workers act, and they cannot transform observations as {type(unknown).__name__} does. '
-            "They support VecNormalize, VecFrameStack, VecMonitor, VecTransposeImage, VecCheckNan and "
-            'VecExtractDictObs. Make it a wrapper of the single environments, or use mode="sync"'
+            'mode="async" needs wrappers that workers support (VecNormalize, VecFrameStack, VecMonitor, '
+            f"VecTransposeImage, VecCheckNan, VecExtractDictObs), got {type(unknown).__name__}. Wrap the single "
+            'environments instead, or use mode="sync".'
         )
     train_freq: Any = model.train_freq
     if train_freq.unit is not TrainFrequencyUnit.STEP:
         raise ConfigurationError(
-            f'with mode="async" a rollout is a number of steps, but this {name} has {train_freq}: give '
-            'train_freq=(n, "step"), or use mode="sync"'
+            f'train_freq must be a number of steps with mode="async", got {train_freq} of this {name}. Pass '
+            'train_freq=(n, "step"), or use mode="sync".'
         )
 
 
@@ -114,7 +115,9 @@ def innermost(model: BaseAlgorithm) -> VecEnv:
     wrappers = wrappers_of(model)
     env = wrappers[-1].venv if wrappers else model.env
     if env is None:
-        raise ConfigurationError(f"this {type(model).__name__} has no environment: give it one by model.set_env(...)")
+        raise ConfigurationError(
+            f"the model must have an environment, but this {type(model).__name__} has none. Call model.set_env(...)."
+        )
     return env
 
 
@@ -144,8 +147,8 @@ def factories_of(env: VecEnv) -> list[PickledEnv]:
     else:
         why = "is not supported"
     raise ConfigurationError(
-        f"accelerate copies the environments of a DummyVecEnv to its own workers, but a {type(env).__name__} {why}: "
-        "give the model make_vec_env(..., n_envs) without vec_env_cls, with any wrappers around it"
+        f"the model must have a DummyVecEnv, whose environments accelerate copies to workers, but a "
+        f"{type(env).__name__} {why}. Pass make_vec_env(..., n_envs) without vec_env_cls, with any wrappers around it."
     )
 
 
@@ -173,8 +176,8 @@ def _pickled(env_id: int, env: Env[Any, Any]) -> PickledEnv:
         except Exception as error:
             where = find_unpicklable(env, f"env_id {env_id}")
             raise NotPicklableError(
-                f"{where} cannot travel to a worker process: {error}. Make it in the environment's reset, or use "
-                "make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv), whose factories run in the workers"
+                f"{where} cannot be sent to a worker process: {error}. Create it in the environment's reset, or use "
+                "make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv), whose factories run in the workers."
             ) from error
 
 

@@ -55,7 +55,7 @@ class RecordedSteps:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps have been replayed."""
+        """True if all steps have been replayed."""
         return self.position == self.length
 
     @cached_property
@@ -133,7 +133,7 @@ class ReplayedVecEnv(VecEnv):
 
     @property
     def is_between(self) -> bool:
-        """Whether the model has replayed a part of a rollout, but not all of it."""
+        """True if the model has replayed a part of a rollout, but not all of it."""
         return self._recorded is not None and not (self._recorded.is_over and self._recorded.is_final)
 
     def recorded(self) -> RecordedSteps:
@@ -156,7 +156,7 @@ class ReplayedVecEnv(VecEnv):
         if any(self._options):
             raise ConfigurationError(
                 "accelerate cannot send options to the workers. Do not call set_options, or use "
-                "make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv)"
+                "make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv)."
             )
         if self._parts_left:
             self._next_part()  # Workers may be in the middle of it.
@@ -239,7 +239,10 @@ class ReplayedVecEnv(VecEnv):
         Raises:
             NotImplementedError: Always.
         """
-        raise NotImplementedError("workers that act for the model are ahead of it, so there is no image of this step")
+        raise NotImplementedError(
+            "images of a step are not available, because workers that act are ahead of the model. Let the model act: "
+            "make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv)."
+        )
 
     def _begin_rollout(self, steps_ahead: int) -> None:
         """Have the workers collect a rollout of the model."""
@@ -268,9 +271,9 @@ class ReplayedVecEnv(VecEnv):
     def _ask(self, name: str, *args: Any, indices: VecEnvIndices = None, **method_kwargs: Any) -> list[Any]:
         if self.is_between and not self._ahead:
             raise ConfigurationError(
-                f"{name} cannot be called in the middle of a rollout, because the workers, which act for the model, "
-                "have collected it to its end. Call it in _on_rollout_start or _on_rollout_end, or have the model "
-                "act: make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv)"
+                f"{name} cannot be called in the middle of a rollout, because the workers that act have already "
+                "collected it. Call it in _on_rollout_start or _on_rollout_end, or let the model act: "
+                "make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv)."
             )
         return list(self._pool.call(name, *args, env_ids=env_ids_of(self, indices), **method_kwargs))
 

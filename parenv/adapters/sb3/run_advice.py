@@ -84,7 +84,7 @@ class RunAdvice:
 
     def __post_init__(self) -> None:
         if not self.costs.steps or not self.costs.learning_s:
-            raise ConfigurationError("there is no advice before the model has learned: call model.learn(...) first")
+            raise ConfigurationError("advice() needs a model that has learned. Call model.learn(...) first.")
 
     @property
     def env_steps_per_second(self) -> float:

@@ -16,10 +16,9 @@ from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from parenv.envs.step_buffer_stepper import NO_OPTIONS
-from parenv.memory.kinds import FINAL_OBSERVATION
+from parenv.memory.kinds import ENDED_BY, FINAL_OBSERVATION, WORKER_RESTARTED
 from parenv.options import WorkerOptions
 from parenv.vector.library_vector_env import LibraryVectorEnv
-from parenv.vector.lost_episodes import FLAG
 from parenv.vector.vector_plan import OnWorkerDeath
 
 _FINAL_INFO = "final_info"
@@ -28,7 +27,7 @@ _FINAL_INFO = "final_info"
 class ParallelVecEnv(VecEnv):
     """Stable-Baselines3's ``SubprocVecEnv`` with many environments per worker: same arguments, same behaviour.
 
-    Observations, rewards, dones and infos are those of ``DummyVecEnv`` with the same seeds and actions.
+    Observations, rewards, dones and infos are the same as with ``DummyVecEnv`` with the same seeds and actions.
 
     Args:
         env_fns: One factory for each environment.
@@ -38,7 +37,8 @@ class ParallelVecEnv(VecEnv):
         step_timeout_s: Seconds in which a worker must answer a step or a call. A worker that does not is killed, and
             the error shows its stack. ``WorkerOptions(reset_timeout_s=...)`` limits resets.
         on_worker_death: ``"raise"``: a dead worker closes the vec env. ``"restart"``: the worker is restarted, the
-            current episodes of its environments are truncated, and their infos have ``"worker_restarted"``.
+            current episodes of its environments are truncated, and their infos have ``"worker_restarted"`` and
+            ``"ended_by"``.
         workers: Options of workers, such as time limits for start and close.
         spaces: Spaces of one environment, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
         strict_infos: Whether an info value without a plain form is an error. Default: it is left out with a warning.
@@ -146,7 +146,7 @@ class ParallelVecEnv(VecEnv):
     def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
         """Return an image of each environment, or warn and return ``None`` if the render mode is not ``rgb_array``."""
         if self.render_mode != "rgb_array":
-            warnings.warn(f"get_images needs render_mode='rgb_array', but it is {self.render_mode!r}", stacklevel=2)
+            warnings.warn(f"get_images needs render_mode='rgb_array', got {self.render_mode!r}", stacklevel=2)
             return [None] * self.num_envs
         return self.env_method("render")
 
@@ -189,8 +189,9 @@ class ParallelVecEnv(VecEnv):
     def _each_info(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
         """Return one dict for each environment."""
         each = self._envs.each_info(infos)
-        for env_id in np.flatnonzero(infos.get(f"_{FLAG}", ())).tolist():
-            each[env_id] |= {FINAL_OBSERVATION: infos[FINAL_OBSERVATION][env_id], _FINAL_INFO: {FLAG: True}}
+        for env_id in np.flatnonzero(infos.get(f"_{WORKER_RESTARTED}", ())).tolist():
+            final_info = {WORKER_RESTARTED: True, ENDED_BY: infos[ENDED_BY][env_id]}
+            each[env_id] |= {FINAL_OBSERVATION: infos[FINAL_OBSERVATION][env_id], _FINAL_INFO: final_info}
         return each
 
     def _ask(self, indices: VecEnvIndices, method: str, *arguments: Any) -> list[Any]:
@@ -253,6 +254,6 @@ def env_ids_of(envs: VecEnv, indices: VecEnvIndices) -> list[int]:
 def _batched(space: Space[Any], actions: Sequence[Any], n: int) -> Any:
     """Return single actions as one action of Gymnasium's vector envs."""
     if len(actions) != n:
-        raise ValueError(f"{len(actions)} actions were given for {n} environments")
+        raise ValueError(f"actions must have one for each of {n} environments, got {len(actions)}")
     empty: Any = create_empty_array(space, n)
     return concatenate(space, list(actions), empty)

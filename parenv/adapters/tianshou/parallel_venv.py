@@ -28,7 +28,7 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
     """Tianshou's ``SubprocVectorEnv`` with many environments per worker, for its collectors and trainers.
 
     Tianshou resets environments itself, one by one, and steps only some. This uses ``AutoresetMode.DISABLED`` with
-    ``send`` and ``recv``. Results are those of ``DummyVectorEnv`` with the same seeds and actions.
+    ``send`` and ``recv``. Results are the same as with ``DummyVectorEnv`` for the same seeds and actions.
 
     Args:
         env_fns: One factory for each environment.
@@ -73,7 +73,10 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         )
         if isinstance(self._envs.single_observation_space, Tuple):
             self._envs.close()
-            raise ConfigurationError("Tianshou has no Tuple observations: wrap the environment so that they are a Dict")
+            raise ConfigurationError(
+                "observations must not be a Tuple, which Tianshou does not support. Wrap the environment so that they "
+                "are a Dict."
+            )
         # Tianshou samples random actions from one action space for each environment.
         self._action_spaces = [copy.deepcopy(self._envs.single_action_space) for _ in range(self.env_num)]
         for space in self._action_spaces[1:]:
@@ -91,7 +94,7 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         """
         ids = self._ids(env_id)
         if unknown := kwargs.keys() - {"seed", "options"}:
-            raise ConfigurationError(f"reset takes seed and options, not {', '.join(sorted(unknown))}")
+            raise ConfigurationError(f"keywords of reset must be seed and options, got {', '.join(sorted(unknown))}")
         seeds = [kwargs.get("seed")] * self.env_num
         observations, infos = self._envs.reset_some(ids, seeds, kwargs.get("options", NO_OPTIONS))
         each = self._envs.each_info(infos)
@@ -109,7 +112,8 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         """
         ids = self._ids(id)
         if action is None or len(action) != len(ids):
-            raise ValueError(f"{0 if action is None else len(action)} actions were given for {len(ids)} environments")
+            got = 0 if action is None else len(action)
+            raise ValueError(f"actions must have one for each of {len(ids)} environments, got {got}")
         self._envs.send(np.asarray(action), np.array(ids))
         observations, rewards, terminated, truncated, infos = self._envs.recv(batch_size=len(ids))
         at = {one: row for row, one in enumerate(infos["env_id"].tolist())}

@@ -55,7 +55,7 @@ class TensorDictPolicy(Policy):
                 f"got {type(actor).__name__}" + (f", which writes {list(keys)}" if keys is not None else "")
             )
         if nested := [key for key in (*keys, *actor.in_keys) if not isinstance(key, str)]:
-            raise ConfigurationError(f"the actor has nested keys {nested}, as of several agents: pools have flat ones")
+            raise ConfigurationError(f"the keys of the actor must be flat, got {nested}. Use a single-agent actor.")
         self.module, self._action_key = actor, action_key
         self._extras = [key for key in keys if key != action_key]
 
@@ -109,7 +109,7 @@ class PoolCollector:
         if not isinstance(pool, AsyncWorkerPool):
             raise ConfigurationError(f"PoolCollector needs an AsyncWorkerPool, got {pool!r}")
         if total_frames != -1 and total_frames < 1:
-            raise ConfigurationError(f"total_frames must be positive, or -1 for no end, got {total_frames}")
+            raise ConfigurationError(f"total_frames must be positive, or -1 for no limit, got {total_frames}")
         self.pool, self.policy, self._device = pool, policy, device
         self.total_frames = total_frames
         self.frames_per_batch = self.requested_frames_per_batch = pool.max_rollout_steps
@@ -141,7 +141,10 @@ class PoolCollector:
             **others: Not supported: a pool publishes to all workers at once.
         """
         if unknown := [name for name, value in others.items() if value is not None]:
-            raise ConfigurationError(f"a pool publishes to all its workers: it cannot honour {', '.join(unknown)}")
+            raise ConfigurationError(
+                f"a weight update cannot take {', '.join(unknown)}, because a pool publishes to all workers. Leave "
+                "them out."
+            )
         given = next((one for one in (policy_or_weights, policy, weights) if one is not None), self.policy)
         if hasattr(given, "flatten_keys"):  # TensorDictParams are modules too, and a state dict in other words.
             given = {name: getattr(value, "data", value) for name, value in given.flatten_keys(".").items()}
@@ -155,8 +158,8 @@ class PoolCollector:
         """
         if seed != self.pool.seed:
             raise ConfigurationError(
-                f"the environments of a pool have its seed from the start, here {self.pool.seed}: make it with "
-                f"seed={seed}"
+                f"seed must be the seed of the pool, {self.pool.seed}, because its environments are already seeded, "
+                f"got {seed}. Make the pool with seed={seed}."
             )
         return seed if static_seed else seed + self.pool.num_envs
 

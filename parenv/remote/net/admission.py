@@ -48,20 +48,20 @@ MAX_EVENTS_WAITING = 1001
 _SENT_AHEAD = 1000
 """Number of events that ZeroMQ keeps at its own end. It cannot be set."""
 REASONS = {
-    "handshake": "it does not identify itself as a host of this driver: it has no key, the key file of another driver, "
-    "or is another program",
+    "handshake": "it does not identify itself as a host of this driver: it has no key, has the key file of another "
+    "driver, or is another program",
     "key": "its key is not in the list of hosts that may join",
-    "gone": "it went away before it had identified itself",
+    "gone": "it disconnected before it had identified itself",
     "timeout": "it took too long to identify itself",
-    "too many connections": "there are as many hosts as max_connections lets in",
-    "too many of a key": "half of all connections that max_connections lets in are by its key, and others are listed",
-    "too many strangers": "it had not identified itself, and too many others came that have not either",
-    "allow list": "the list of hosts that may join cannot be used just now",
-    "identity": "it chose an identity, and parenv's hosts do not",
-    "sequence": "some of what it sent is missing: its connection broke and it has not noticed yet, it has been "
-    "tampered with on its way, or it is no host of parenv",
-    "stranger": "it sends more than it takes to identify itself, and has not done so",
-    "unread": "it sends and sends, and either never ends a message or does not heed how many may wait to be read",
+    "too many connections": "max_connections hosts are connected already",
+    "too many of a key": "its key already uses half of max_connections, and other keys are listed",
+    "too many strangers": "it had not identified itself, and too many others have not either",
+    "allow list": "the list of hosts that may join cannot be read now",
+    "identity": "it chose an identity, which hosts of parenv do not do",
+    "sequence": "some of its messages are missing: its connection broke, its data was changed on the way, or it is not "
+    "a host of parenv",
+    "stranger": "it sends more data than an identification needs, and has not identified itself",
+    "unread": "it sends a message without an end, or more messages than may wait to be read",
 }
 _EVENT = struct.Struct("=HI")
 _EVENTS = (
@@ -183,6 +183,7 @@ class Admission:
             has_others = len(self._allowed) > 1
         except ConfigurationError:
             return "allow list"
+        # The thread of the admission changes the dict meanwhile. copy() is atomic under the GIL.
         by_it = sum(one.host == host and not one.turned_away for one in self._live.copy().values())
         return "too many of a key" if has_others and 2 * by_it >= max(2, self._limits.connections) else ""
 
@@ -220,7 +221,7 @@ class Admission:
                     self._end_the_removed()
             except Exception:
                 # If this thread ended, no host could join, and connections would have no bounds.
-                text = "looking after connections goes on after an error, which should be reported:\n"
+                text = "an error in the checks of connections, which continue. Report it as a bug:\n"
                 raised = traceback.format_exc()
                 self._refusals.log_once("", raised, logging.ERROR, text + raised)
 

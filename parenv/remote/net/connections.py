@@ -161,6 +161,7 @@ def _own(fd: int, port: int) -> Iterator[socket.socket]:
     Raises:
         OSError: The descriptor is closed, or is not a connection with this local or remote port.
     """
+    # ZeroMQ may close the descriptor at any time. Its duplicate refers to the same connection until it is closed here.
     copy = os.dup(fd)
     try:
         connection = socket.socket(fileno=copy)
@@ -169,9 +170,9 @@ def _own(fd: int, port: int) -> Iterator[socket.socket]:
         raise
     with connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
-            raise OSError("this is another file by now")
+            raise OSError("the descriptor has been closed and belongs to another file")
         if port not in (connection.getsockname()[1], connection.getpeername()[1]):
-            raise OSError("this is another connection by now")
+            raise OSError("the descriptor has been closed and belongs to another connection")
         yield connection
 
 
@@ -195,11 +196,12 @@ class Refusals:
 
     def note(self, reason: str, peer: str, text: str) -> None:
         """Log a refusal if it is the first for this reason and peer, then count it."""
-        self.log_once(reason, peer, logging.WARNING, f"{text}; more like it are only counted")
+        self.log_once(reason, peer, logging.WARNING, f"{text}. Further ones like it are only counted.")
         self.counts[reason] += 1
 
     def log_once(self, reason: str, peer: str, level: int, text: str) -> None:
         """Log a text if it is the first for this reason and peer, and the log has space for it."""
+        # A peer can cause any number of refusals, which must not fill the log.
         if (reason, peer) not in self._logged and len(self._logged) < self._most_logged:
             self._logged.add((reason, peer))
             _log.log(level, "%s", text)

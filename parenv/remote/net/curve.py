@@ -116,16 +116,19 @@ class HostListener:
         if stream is None:
             return False
         try:
+            # A host that does not read must not block the main process.
             self._socket.send_multipart([peer, stream.seal(frames, credit)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
             raise
+        # A message that was not accepted is not counted, because a missing number ends the connection.
         stream.sent_one()
         return True
 
     def receive(self) -> tuple[bytes, str, list[Buffer]] | None:
         """Return the connection, the host's name and the frames of the next message, or ``None``."""
+        # A peer that sends only messages without parts must not keep the caller here.
         for _ in range(MAX_SKIPPED):
             if (frames := tcp.received(self._socket)) is None:
                 break
@@ -164,6 +167,7 @@ class HostListener:
             refusal = "identity"
         refusal = refusal or self.admission.objection(host, stream.received == 1)
         if refusal:
+            # Further messages of the peer may already wait in the queue of the socket.
             self._streams.ban(peer)
             self.admission.expel(refusal, fd, str(first.get("Peer-Address")))
             return []
@@ -261,6 +265,7 @@ class HostSocket:
     def close(self, linger_s: float = 1.0) -> None:
         """Close the socket. Sent messages have up to ``linger_s`` seconds to leave. Idempotent."""
         if not self._socket.closed:
+            # Without a connection, ZeroMQ would wait for the whole linger time.
             tcp.close_monitored(self._socket, linger_s if self.look() == "connected" else 0.0)
             self._monitor.close(0)
             terminate(self._context)

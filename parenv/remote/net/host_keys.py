@@ -32,8 +32,8 @@ Keys = TypeVar("Keys", bound="KeyPair")
 _Z85 = frozenset(bytes(z85.Z85CHARS))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST_WORDS = ("public", "secret", "driver")
-_DRIVER_TEXT = "# parenv: key of the driver. Whoever reads this file can pose as the driver: it must stay secret."
-_HOST_TEXT = "# parenv: key of the host {}. Whoever reads this file can join the driver: it must stay secret."
+_DRIVER_TEXT = "# parenv: key of the driver. Keep this file secret: its reader can pose as the driver."
+_HOST_TEXT = "# parenv: key of the host {}. Keep this file secret: its reader can join the driver."
 _HOSTS_TEXT = "# parenv: public keys of the hosts that may join, a name and a key on each line. No secrets."
 
 
@@ -50,9 +50,9 @@ class KeyPair:
 
     def __post_init__(self) -> None:
         if not (is_key(self.public) and is_key(self.secret)):
-            raise ConfigurationError("this is not a pair of keys: each must be Z85 text of 40 bytes")
+            raise ConfigurationError("public and secret keys must be Z85 text of 40 bytes. Make keys again.")
         if zmq.curve_public(self.secret) != self.public:
-            raise ConfigurationError("the public and the secret key do not belong together")
+            raise ConfigurationError("the public key must belong to the secret key, but does not. Make keys again.")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(not shown)"
@@ -75,7 +75,7 @@ class HostKeys(KeyPair):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not is_key(self.driver_public):
-            raise ConfigurationError("the driver's public key is not a key: Z85 text of 40 bytes is needed")
+            raise ConfigurationError("the driver's public key must be Z85 text of 40 bytes. Make keys again.")
 
 
 class Known(NamedTuple):
@@ -152,7 +152,7 @@ def create_keys(directory: str | os.PathLike[str], hosts: Sequence[str]) -> list
     for name in hosts:
         _check_name(name)
     if len({name.lower() for name in hosts}) < len(hosts):
-        raise ConfigurationError("each host needs a name of its own")
+        raise ConfigurationError(f"names of hosts must be unique, got {', '.join(hosts)}")
     folder = Path(directory)
     driver, pairs = DriverKeys(*zmq.curve_keypair()), {name: zmq.curve_keypair() for name in hosts}
     texts = {folder / DRIVER_FILE: _text(_DRIVER_TEXT, {"public": driver.public, "secret": driver.secret})}
@@ -180,7 +180,7 @@ def add_host(directory: str | os.PathLike[str], name: str) -> Path:
     path = folder / f"{name}.key"
     with locked(listed):
         if name in _read_hosts(listed).values():
-            raise ConfigurationError(f"{listed} has a host {name} already")
+            raise ConfigurationError(f"{listed} has a host {name} already. Choose another name, or remove it first.")
         before = read_private(listed, Others.CANNOT_WRITE).rstrip("\n")
         write_new(folder, {path: _host_text(name, HostKeys(public, secret, driver.public))})
         try:
@@ -208,7 +208,9 @@ def remove_host(directory: str | os.PathLike[str], name: str) -> Path:
     listed, path = Path(directory) / HOSTS_FILE, Path(directory) / f"{name}.key"
     with locked(listed):
         if name not in (names := listed_hosts(directory)):
-            raise ConfigurationError(f"{listed} has no host {name}: it has {', '.join(names) or 'none'}")
+            raise ConfigurationError(
+                f"the host must be on the list {listed} ({', '.join(names) or 'empty'}), got {name}"
+            )
         lines = read_private(listed, Others.CANNOT_WRITE).splitlines()
         replace(listed, "\n".join(line for line in lines if line.split()[:1] != [name]) + "\n")
         path.unlink(missing_ok=True)
@@ -258,10 +260,12 @@ def is_key(value: object) -> bool:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"a host cannot be named {name!r}: use letters, digits, dots, hyphens and underscores, at most 63"
+            f"a host cannot be named {name!r}. Use at most 63 letters, digits, dots, hyphens and underscores."
         )
     if f"{name}.key".lower() == DRIVER_FILE:
-        raise ConfigurationError(f"a host cannot be named {name!r}: {DRIVER_FILE} is the driver's key file")
+        raise ConfigurationError(
+            f"a host cannot be named {name!r}, because {DRIVER_FILE} is the driver's key file. Use another name."
+        )
 
 
 def _named(keys: Sequence[str]) -> dict[bytes, str]:
@@ -269,10 +273,11 @@ def _named(keys: Sequence[str]) -> dict[bytes, str]:
     for place, key in enumerate(encoded):
         if not is_key(key):
             raise ConfigurationError(
-                f"entry {place} of the list of hosts is not a key: it must be 40 characters of Z85"
+                f"hosts must be public keys of 40 characters of Z85, but entry {place} is not such a key. Copy it from "
+                "the host's key file."
             )
     if not encoded:
-        raise ConfigurationError("the list of hosts is empty: no host could ever join")
+        raise ConfigurationError("hosts must contain at least one public key, got none. Pass the keys of all hosts.")
     return {key: f"host-{place}" for place, key in enumerate(encoded)}
 
 
@@ -286,16 +291,18 @@ def _text(title: str, values: Mapping[str, bytes]) -> str:
 
 def _read_keys(path: str | os.PathLike[str], kind: type[Keys], words: Sequence[str], whose: str) -> Keys:
     if is_key(os.fsencode(path)):
-        raise ConfigurationError(f"this is a key, and not the path of the key file of a {whose}")
+        raise ConfigurationError(f"key must be the path of the key file of a {whose}, got a key. Pass the path.")
     values: dict[str, bytes] = {}
     for number, word, value in _lines(read_private(Path(path), Others.CANNOT_READ)):
         if word not in _HOST_WORDS or word in values or not is_key(value):
-            raise ConfigurationError(f"{path}, line {number}: this is not a line of a key file")
+            raise ConfigurationError(
+                f"{path}, line {number}: a line must be a word and a key in Z85 text. Copy the file again."
+            )
         values[word] = value
     if set(values) != set(words):
         raise ConfigurationError(
-            f"{path} is not the key file of a {whose}: it must have the lines {', '.join(words)}, "
-            f"and has {', '.join(sorted(values)) or 'none of them'}"
+            f"{path} must be the key file of a {whose} with the lines {', '.join(words)}, got "
+            f"{', '.join(sorted(values)) or 'none of them'}"
         )
     try:
         return kind(*(values[word] for word in words))
@@ -308,9 +315,13 @@ def _read_hosts(path: Path) -> dict[bytes, str]:
     names: dict[bytes, str] = {}
     for number, name, public in _lines(read_private(path, Others.CANNOT_WRITE)):
         if not (_NAME.fullmatch(name) and is_key(public)):
-            raise ConfigurationError(f"{path}, line {number}: a name and a public key in Z85 text are needed")
+            raise ConfigurationError(
+                f"{path}, line {number}: a line must be a name and a public key in Z85 text. Correct it."
+            )
         if public in names or name in names.values():
-            raise ConfigurationError(f"{path}, line {number}: the host {name}, or its key, is in the list twice")
+            raise ConfigurationError(
+                f"{path}, line {number}: the host {name} or its key is in the list twice. Remove one of them."
+            )
         names[public] = name
     return names
 
@@ -344,7 +355,9 @@ def write_new(folder: Path, texts: Mapping[Path, str]) -> None:
     """
     for path in texts:
         if os.path.lexists(path):
-            raise ConfigurationError(f"{path} exists already, and keys are never overwritten: choose another directory")
+            raise ConfigurationError(
+                f"{path} exists already, and keys are never overwritten. Choose another directory."
+            )
     written: list[Path] = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -356,7 +369,7 @@ def write_new(folder: Path, texts: Mapping[Path, str]) -> None:
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)
-        raise ConfigurationError(f"cannot write keys to {folder}: {error.strerror}") from None
+        raise ConfigurationError(f"keys cannot be written to {folder}: {error.strerror}") from None
 
 
 def replace(path: Path, text: str) -> None:
@@ -374,7 +387,7 @@ def replace(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -395,7 +408,7 @@ def locked(path: Path) -> Iterator[None]:
                 stack.close()
         except OSError as error:
             raise ConfigurationError(
-                f"cannot change {path}: {error.strerror}; the command parenv keys create makes such files"
+                f"{path} cannot be changed: {error.strerror}. Make key files with the command parenv keys create."
             ) from None
         yield
 
@@ -416,22 +429,22 @@ def read_private(path: Path, others: Others) -> str:
             os.close(descriptor)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot read {path}: {error.strerror}; the command parenv keys create makes such files"
+            f"{path} cannot be read: {error.strerror}. Make key files with the command parenv keys create."
         ) from None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is not text") from None
+        raise ConfigurationError(f"{path} must be a text file, got other bytes. Correct the path.") from None
 
 
 def _check(path: Path, status: os.stat_result, others: Others) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigurationError(f"{path} is not a file")
+        raise ConfigurationError(f"{path} must be a regular file. Correct the path.")
     if status.st_size > MAX_FILE_BYTES:
-        raise ConfigurationError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+        raise ConfigurationError(f"{path} must have at most {MAX_FILE_BYTES} bytes, got {status.st_size}")
     if status.st_uid not in (0, os.geteuid()):
-        raise ConfigurationError(f"{path} belongs to another user, so that it cannot be trusted: make it your own")
+        raise ConfigurationError(f"{path} belongs to another user and cannot be trusted. Change its owner to yourself.")
     if status.st_mode & others:
         can = "read or write" if others == Others.CANNOT_READ else "write"
         raise ConfigurationError(
-            f"{path}: others may {can} it (mode {stat.S_IMODE(status.st_mode):04o}), so that it cannot be trusted; "
-            f"if no other user has done so: chmod 600 {path}"
+            f"{path} cannot be trusted, because other users may {can} it (mode {stat.S_IMODE(status.st_mode):04o}). If "
+            f"no other user has done so, run: chmod 600 {path}"
         )

@@ -125,14 +125,17 @@ class Stream:
         if len(whole) < _HEAD.size:
             raise ProtocolError("a message over the network is shorter than its head")
         number, credit, num_parts = _HEAD.unpack_from(whole)
+        # CURVE does not notice a message that an attacker in between has dropped.
         if number != self.received:
-            raise ProtocolError("messages that were sent over the network are missing")
+            raise ProtocolError("messages over the network must be complete, but some are missing")
+        # A malformed message is not counted, so the next one is refused as well.
         parts = list(_parts(whole, num_parts))
         self.received += 1
         return credit, parts
 
 
 def _parts(whole: memoryview, num_parts: int) -> Iterator[Buffer]:
+    # The peer chooses all of these numbers, so each is compared with the length of the frame.
     begin = _HEAD.size + 8 * num_parts
     if begin > len(whole):
         raise ProtocolError("a message over the network is shorter than its head")
@@ -177,5 +180,6 @@ class Streams:
 
     def ban(self, peer: bytes) -> None:
         """Ignore further messages of a peer."""
+        # Messages of the peer may still wait in the queue of the socket, and would begin a new stream.
         self._of.pop(peer, None)
         self._banned.append(peer)

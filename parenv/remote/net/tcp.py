@@ -99,7 +99,7 @@ def only(frames: Sequence[zmq.Frame]) -> memoryview:
         ProtocolError: It does not have one frame.
     """
     if len(frames) != 1:
-        raise ProtocolError("a message over the network is not in one frame")
+        raise ProtocolError("a message over the network must be in one frame")
     return frames[0].buffer
 
 

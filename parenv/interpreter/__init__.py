@@ -1,0 +1,1 @@
+"""Workers in another Python interpreter, or in a container on this machine."""

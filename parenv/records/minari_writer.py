@@ -1,0 +1,218 @@
+"""Writer of whole episodes to a Minari dataset, which can be loaded at any moment.
+
+In Minari's ``arrow`` format each episode has a folder, and the metadata of the dataset has the number of episodes. The
+writer writes new folders into a draft folder and moves them. Then it replaces the metadata in one step. A process
+that is killed in between leaves the dataset as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parenv.errors import ConfigurationError
+from parenv.experience.whole_episodes import Episode
+from parenv.libraries import require
+from parenv.process.cores import this_learner
+from parenv.process.whole_files import replacing
+
+MAX_STEPS = 32_767
+"""Maximum length of an episode in env steps. pyarrow stores 32,768 rows in a batch, and Minari reads only the first."""
+_FORMAT = "arrow"
+_SETS = ("author", "author_email")
+
+
+class MinariWriter:
+    """Writes episodes to a new Minari dataset.
+
+    Args:
+        dataset_id: Id such as ``"me/cartpole-v0"``.
+        spaces: Observation and action space.
+        env_spec: Spec of the environment, or ``None``.
+        metadata: Further metadata, such as ``author`` and ``description``.
+
+    Attributes:
+        dataset_id: Id of the dataset. Rank 1 has ``"me/cartpole-rank1-v0"``.
+        path: Folder of the dataset.
+        num_episodes: Number of episodes in the dataset.
+        num_steps: Number of env steps in the dataset.
+
+    Raises:
+        ConfigurationError: The id is malformed, the dataset exists, or Minari does not know a space.
+    """
+
+    def __init__(self, dataset_id: str, spaces: Sequence[Any], env_spec: Any, metadata: Mapping[str, Any]) -> None:
+        minari = require("minari", "record_dataset", "datasets")
+        require("pyarrow", "record_dataset", "datasets")
+        self._storages = require("minari.dataset.minari_storage", "record_dataset", "datasets")
+        self._spaces, self._env_spec = spaces, env_spec
+        namespace, self.dataset_id = _checked_id(dataset_id)
+        self.num_episodes = self.num_steps = 0
+        with self._making():
+            self.path = Path(minari.storage.get_dataset_path(self.dataset_id))
+            if self.path.exists():
+                raise FileExistsError
+        self._draft, self._data = self.path / ".draft", self.path / "data"
+        about = {**_checked_metadata(metadata), "dataset_id": self.dataset_id, "minari_version": minari.__version__}
+        with self._making():
+            self._create(namespace, about)
+
+    def write(self, episodes: Sequence[Episode]) -> None:
+        """Add episodes to the dataset, all of them or none.
+
+        Raises:
+            OSError: A file cannot be written. The dataset is as before.
+        """
+        if not episodes:
+            return
+        ids = range(self.num_episodes, self.num_episodes + len(episodes))
+        try:
+            self._write_draft(episodes, ids)
+            self._commit(episodes, ids)
+        finally:
+            shutil.rmtree(self._draft, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _making(self) -> Iterator[None]:
+        """Raise a ConfigurationError if the folder of the dataset cannot be made."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, FileExistsError) or error.errno == errno.ENOTEMPTY:
+                raise ConfigurationError(
+                    f"the dataset {self.dataset_id} exists already. Choose another name or version, or delete it with "
+                    f'minari.delete_dataset("{self.dataset_id}").'
+                ) from None
+            raise ConfigurationError(
+                f"the dataset {self.dataset_id} cannot be made: {error}. Set MINARI_DATASETS_PATH to a folder that "
+                "this process can write."
+            ) from error
+
+    def _create(self, namespace: str | None, metadata: Mapping[str, Any]) -> None:
+        """Make an empty dataset at once: another run that makes the same one fails."""
+        namespaces = require("minari.namespace", "record_dataset", "datasets")
+        if namespace is not None and namespace not in namespaces.list_local_namespaces():
+            namespaces.create_namespace(namespace)
+        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        (draft / "data").mkdir(parents=True)
+        try:
+            self._new_storage(draft / "data").update_metadata(metadata)
+            draft.rename(self.path)
+        except NotImplementedError as error:
+            raise ConfigurationError(
+                f"Minari cannot store the spaces of this pool: {error}. Flatten them in the environment."
+            ) from None
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def _new_storage(self, path: Path) -> Any:
+        observation_space, action_space = self._spaces
+        # Minari compresses images with a loss by default.
+        return self._storages.MinariStorage.new(
+            path, observation_space, action_space, self._env_spec, _FORMAT, jpeg_encoding=False
+        )
+
+    def _write_draft(self, episodes: Iterable[Episode], ids: range) -> None:
+        from minari.data_collector import EpisodeBuffer
+
+        shutil.rmtree(self._draft, ignore_errors=True)
+        self._draft.mkdir()
+        storage = self._new_storage(self._draft)
+        # Minari looks at all files and rewrites the metadata for each episode. That is half of the time, for nothing.
+        storage.get_size, storage.update_metadata = float, dict
+        storage.update_episodes(
+            EpisodeBuffer(
+                id=number,
+                seed=episode.seed,
+                observations=episode.observations,
+                actions=episode.actions,
+                rewards=episode.rewards,
+                terminations=_only_last(episode, "terminated"),
+                truncations=_only_last(episode, "truncated"),
+                infos={name: _storable(values) for name, values in episode.infos.items()},
+            )
+            for number, episode in zip(ids, episodes, strict=True)
+        )
+        storage.update_episode_metadata([_about(episode) for episode in episodes], ids)
+
+    def _commit(self, episodes: Sequence[Episode], ids: range) -> None:
+        """Move the folders of the episodes to the dataset, and then count them."""
+        for number in ids:
+            shutil.rmtree(self._data / str(number), ignore_errors=True)  # A commit that failed may have left it.
+            (self._draft / str(number)).rename(self._data / str(number))
+        num_steps = self.num_steps + sum(episode.length for episode in episodes)
+        metadata = self._storages.MinariStorage.read_raw_metadata(self._data)
+        size = metadata.get("dataset_size", 0.0) + sum(map(_megabytes, (self._data / str(number) for number in ids)))
+        metadata |= {"total_episodes": ids.stop, "total_steps": num_steps, "dataset_size": size}
+        with replacing(self._data / self._storages.METADATA_FILE_NAME) as draft:
+            draft.write_text(json.dumps(metadata))
+        self.num_episodes, self.num_steps = ids.stop, num_steps
+
+
+def _checked_id(dataset_id: str) -> tuple[str | None, str]:
+    """Return the namespace and the id of this learner's own dataset.
+
+    Raises:
+        ConfigurationError: The id is malformed.
+    """
+    from minari.dataset.minari_dataset import gen_dataset_id, parse_dataset_id
+
+    try:
+        namespace, name, version = parse_dataset_id(dataset_id)
+    except (ValueError, TypeError):
+        raise ConfigurationError(
+            f'the id of a Minari dataset must be like "me/cartpole-v0", with a version, got {dataset_id!r}.'
+        ) from None
+    rank = this_learner().rank
+    return namespace, gen_dataset_id(namespace, f"{name}-rank{rank}" if rank else name, version)
+
+
+def _checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as Minari wants it: authors are sets.
+
+    Raises:
+        ConfigurationError: The metadata cannot be stored.
+    """
+    sets = {name: {metadata[name]} for name in _SETS if isinstance(metadata.get(name), str)}
+    found = {**metadata, **sets}
+    try:
+        json.dumps({name: list(value) if name in _SETS else value for name, value in found.items()})
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"metadata must be plain data for JSON, got {dict(metadata)!r}: {error}. Remove or convert the value."
+        ) from None
+    return found
+
+
+def _only_last(episode: Episode, ending: str) -> Any:
+    flags = np.zeros(episode.length, bool)
+    flags[-1] = episode.ended_by == ending
+    return flags
+
+
+def _storable(values: Any) -> Any:
+    """Return an info as Minari stores it. It cannot read an array of single numbers, but a list of them."""
+    return list(values) if values.ndim == 1 else values
+
+
+def _about(episode: Episode) -> dict[str, Any]:
+    return {
+        "env_id": episode.env_id,
+        "ended_by": episode.ended_by,
+        "total_return": episode.total_return,
+        "policy_version": episode.policy_version,
+        "final_observation_known": episode.final_known,
+    }
+
+
+def _megabytes(folder: Path) -> float:
+    return sum(os.path.getsize(file) for file in folder.iterdir()) / 1e6

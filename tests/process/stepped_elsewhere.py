@@ -1,0 +1,132 @@
+"""Environments for tests of other interpreters. They import numpy only, so they run where nothing else is installed."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+
+class Space:
+    """A space that is described by its fields."""
+
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+class Ledger:
+    """Observes what it is, the number of its episode and the step within it, and pays the step."""
+
+    def __init__(self, length=5, fault="", at=3, mark=""):
+        print("an environment may print")
+        self.observation_space = Space(low=-np.inf, high=np.inf, shape=(4,), dtype=np.float64)
+        self.action_space = Space(n=3)
+        self.length, self.fault, self.at, self.mark = length, fault, at, mark
+        self.seed_of_episode, self.episode, self.t = -1, -1, 0
+
+    def reset(self, seed=None, options=None):
+        self.seed_of_episode = self.seed_of_episode if seed is None else seed
+        self.episode, self.t = self.episode + 1, 0
+        return self._observation(), {"episode": self.episode}
+
+    def step(self, action):
+        self.t += 1
+        if self.t == self.at and self._is_first():
+            self._break()
+        return self._observation(), float(self.t), self.t == self.length, False, {"action": int(action)}
+
+    def close(self):
+        pass
+
+    def where(self):
+        return sys.executable
+
+    def pid(self):
+        return os.getpid()
+
+    def _observation(self):
+        return np.array([self.seed_of_episode % 1000, self.episode, self.t, 0.0])
+
+    def _is_first(self):
+        """Tell whether the fault has not happened yet, in any process."""
+        if not self.fault or not self.mark:
+            return bool(self.fault)
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def _break(self):
+        if self.fault == "raise":
+            raise ValueError(f"broken at step {self.t}")
+        if self.fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "hang":
+            time.sleep(1000)
+        if self.fault == "shape":
+            self._observation = lambda: np.zeros(7)
+        if self.fault == "exit":
+            os._exit(3)
+
+
+class OfOldGym(Ledger):
+    """The same with the interface of gym 0.21: ``seed()``, ``reset`` without it, and four values of ``step``."""
+
+    def seed(self, seed=None):
+        self.seed_of_episode = seed
+
+    def reset(self):
+        self.episode, self.t = self.episode + 1, 0
+        return self._observation()
+
+    def step(self, action):
+        observation, reward, _, _, info = Ledger.step(self, action)
+        done = self.t == self.length
+        return (
+            observation,
+            reward,
+            done,
+            dict(info, **{"TimeLimit.truncated": True} if done and self.episode % 2 else {}),
+        )
+
+
+class Nested(Ledger):
+    """A Dict of a Tuple, and infos of many kinds."""
+
+    def __init__(self, length=5):
+        Ledger.__init__(self, length)
+        number = Space(low=0.0, high=1.0, shape=(2,), dtype=np.float32)
+        self.observation_space = Space(spaces={"a": number, "b": Space(spaces=(Space(n=5), number))})
+        self.action_space = Space(spaces={"x": Space(nvec=np.array([2, 3])), "y": number})
+
+    def _observation(self):
+        row = np.full(2, self.t / 10, np.float32)
+        return {"a": row, "b": (self.t % 5, row)}
+
+    def step(self, action):
+        self.t += 1
+        info = {"x": action["x"], "text": f"at {self.t}", "deep": {"pair": np.arange(2), "no": object()}}
+        return self._observation(), float(action["y"][0]), self.t == self.length, False, info
+
+
+class WithoutSpaces:
+    def reset(self, seed=None, options=None):
+        return 0, {}
+
+
+class OddSpace(Ledger):
+    def __init__(self):
+        Ledger.__init__(self)
+        self.observation_space = Space(words=3)
+
+
+class Eater(Ledger):
+    def step(self, action):
+        self.kept = [np.ones(1 << 20) for _ in range(4000)]
+        return Ledger.step(self, action)
+
+
+def failing(**arguments):
+    raise RuntimeError("no simulator here")

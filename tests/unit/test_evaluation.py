@@ -1,0 +1,309 @@
+"""The parts of an evaluation that need no worker: its queue, its file, its figures and its digests."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scripts import printed_by
+
+from parenv import ConfigurationError, EvaluatedEpisode, EvaluationReport, ParenvError
+from parenv.envs.seeding import task_episode_seed
+from parenv.evaluation.identity import identity_of
+from parenv.evaluation.progress import ProgressLine
+from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
+from parenv.evaluation.results import ResultsFile, read
+
+ABOUT = {"policy": "0123", "tasks": {"a": "4567"}, "seed": 0}
+SCALE = 3
+
+
+def episodes_of(*tasks: str, count: int) -> list[QueuedEpisode]:
+    return [QueuedEpisode(task, index) for task in tasks for index in range(count)]
+
+
+def played(task: str, index: int, episode_return: float = 1.0, **more: Any) -> EvaluatedEpisode:
+    given = {"length": 5, "success": None, "ended_by": "terminated", "seconds": 0.5, **more}
+    return EvaluatedEpisode(task, index, 7, episode_return, **given)
+
+
+def test_the_first_episode_of_every_task_comes_first() -> None:
+    queue = EpisodeQueue(episodes_of("a", "b", "c", count=3), 1, retries=0)
+    assert [queue.next(0, "a") for _ in range(5)] == [
+        QueuedEpisode("a", 0),
+        QueuedEpisode("b", 0),
+        QueuedEpisode("c", 0),
+        QueuedEpisode("a", 1),
+        QueuedEpisode("a", 2),
+    ]
+    assert [queue.next(0, "b"), queue.next(0, "a"), queue.next(0, "a"), queue.next(0, None), queue.next(0, "a")] == [
+        QueuedEpisode("b", 1),
+        QueuedEpisode("c", 1),
+        QueuedEpisode("b", 2),
+        QueuedEpisode("c", 2),
+        None,
+    ]
+
+
+def test_every_episode_is_given_out_once_however_often_others_are_lost() -> None:
+    generator = np.random.default_rng(0)
+    queue = EpisodeQueue(episodes_of("a", "b", count=20), 3, retries=3)
+    out: list[QueuedEpisode] = []
+    finished: list[QueuedEpisode] = []
+    while not queue.is_over:
+        row = int(generator.integers(3))
+        episode = queue.next(row, str(generator.choice(["a", "b"])))
+        if episode is not None:
+            assert episode.row(3) == row
+            out.append(episode)
+        if not out:
+            continue
+        one = out.pop(int(generator.integers(len(out))))
+        if generator.random() < 0.3:
+            if not queue.lost(one, blamed=True):
+                finished.append(one)
+        else:
+            queue.finished(one)
+            finished.append(one)
+    assert sorted(finished, key=str) == sorted(episodes_of("a", "b", count=20), key=str)
+    assert [queue.next(row, None) for row in range(3)] == [None] * 3
+
+
+def test_only_losses_with_blame_count() -> None:
+    queue = EpisodeQueue(episodes_of("a", count=1), 1, retries=2)
+    (episode,) = episodes_of("a", count=1)
+    for blamed in (True, False, False, True):
+        assert queue.next(0, None) == episode
+        assert queue.lost(episode, blamed)
+    assert queue.next(0, None) == episode
+    assert not queue.lost(episode, blamed=True)
+    assert queue.is_over
+
+
+def test_seeds_of_a_task_are_all_different_and_depend_on_everything() -> None:
+    seeds = [task_episode_seed(0, "reach", index) for index in range(100_000)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**32 for seed in seeds)
+    others = [task_episode_seed(1, "reach", index) for index in range(1000)]
+    others += [task_episode_seed(0, "push", index) for index in range(1000)]
+    assert not set(others) & set(seeds[:1000])
+
+
+def write_many(path: Path) -> None:
+    with ResultsFile(path, ABOUT, resume=False) as file:
+        for index in range(10):
+            file.write(played("a", index))
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Files of this process cannot grow beyond 400 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with pytest.raises(ParenvError, match=r"cannot be written: File too large. Earlier episodes are stored"):
+        write_many(path)
+    assert path.read_bytes().endswith(b"}\n")
+    assert [one.index for one in read(path)[1]] == list(range(len(path.read_bytes().splitlines()) - 1))
+
+
+def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "results.jsonl"
+    written = [
+        played("a", 0, 0.1 + 0.2, success=True, infos={"x": np.float32(0.5), "y": [np.int64(3), math.nan]}),
+        EvaluatedEpisode("a", 1, 7, math.nan, 0, None, "worker_died", 0.0, {}, "WorkerDiedError: gone"),
+    ]
+    with ResultsFile(path, ABOUT, resume=True) as file:
+        for one in written:
+            file.write(one)
+    with ResultsFile(path, ABOUT, resume=True) as file:
+        first, second = file.found
+    assert (first.episode_return, first.success, first.infos) == (0.1 + 0.2, True, {"x": 0.5, "y": [3, "nan"]})
+    assert second.is_lost
+    assert second.error == "WorkerDiedError: gone"
+    assert math.isnan(second.episode_return)
+    assert json.loads(path.read_text().splitlines()[1])["return"] == 0.1 + 0.2
+
+
+def test_a_file_that_is_in_use_or_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ResultsFile(path, ABOUT, resume=False) as file:
+        file.write(played("a", 0))
+        with pytest.raises(ConfigurationError, match="is in use by another evaluation"):
+            ResultsFile(path, ABOUT, resume=True)
+    path.write_text(path.read_text() + '{"task": "a"}\n')
+    before = path.read_text()
+    with pytest.raises(ConfigurationError, match=r"line 3 of .* is damaged.* Remove that line"):
+        ResultsFile(path, ABOUT, resume=True)
+    assert path.read_text() == before
+
+
+def test_the_mean_and_the_success_rate_have_the_intervals_of_scipy() -> None:
+    returns = np.random.default_rng(0).normal(3, 2, 30)
+    report = EvaluationReport([played("a", i, x, success=i < 12) for i, x in enumerate(returns)])
+    one = report.tasks["a"]
+    wanted = stats.ttest_1samp(returns, 0).confidence_interval(0.95)
+    assert one.mean_return == pytest.approx(returns.mean())
+    assert one.mean_interval == pytest.approx((wanted.low, wanted.high))
+    assert one.iqm_return == pytest.approx(stats.trim_mean(returns, 0.25))
+    low, high = stats.bootstrap(
+        (returns,), lambda x, axis: stats.trim_mean(x, 0.25, axis=axis), method="percentile", n_resamples=20_000
+    ).confidence_interval
+    assert one.iqm_interval == pytest.approx((low, high), abs=0.1)
+    share = stats.binomtest(12, 30).proportion_ci(method="wilson")
+    assert one.success_interval == pytest.approx((share.low, share.high))
+    assert report.overall.mean_interval == pytest.approx(one.mean_interval)
+
+
+@pytest.mark.more
+def test_intervals_cover_the_truth_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parenv.evaluation.report.RESAMPLES", 200)
+    normal = np.random.default_rng(1).normal
+    covered = np.zeros(3)
+    runs = 200
+    for _ in range(runs):
+        one = [played("a", i, x) for i, x in enumerate(normal(0, 1, 20))]
+        one += [played("b", i, x) for i, x in enumerate(normal(4, 3, 40))]
+        report = EvaluationReport(one)
+        low, high = report.overall.mean_interval
+        covered[0] += low <= 2 <= high
+        low, high = report.tasks["b"].iqm_interval
+        covered[1] += low <= 4 <= high
+        other = [played(e.task, e.index, x) for e, x in zip(one, [*normal(1, 1, 20), *normal(4, 3, 40)], strict=True)]
+        low, high = EvaluationReport(other).compare(report).interval
+        covered[2] += low <= (stats.norm.cdf(1 / math.sqrt(2)) + 0.5) / 2 <= high
+    assert np.all(covered / runs > 0.88)
+    assert np.all(covered / runs < 0.995)
+
+
+def test_the_probability_of_improvement_counts_pairs() -> None:
+    mine = EvaluationReport([played("a", i, x) for i, x in enumerate([1.0, 2.0, 3.0])])
+    theirs = EvaluationReport([played("a", i, x) for i, x in enumerate([2.0, 2.0])])
+    found = mine.compare(theirs)
+    assert found.probability == pytest.approx((0 + 0 + 0.5 + 0.5 + 1 + 1) / 6)
+    assert theirs.compare(mine).probability == pytest.approx(1 - found.probability)
+    with pytest.raises(ConfigurationError, match=r"needs the same tasks, got \['a', 'b'\]"):
+        mine.compare(EvaluationReport([played("b", 0)]))
+    with pytest.raises(ConfigurationError, match="got none of 'a'"):
+        mine.compare(EvaluationReport([played("a", 0, math.nan, ended_by="worker_died")]))
+
+
+def test_lost_episodes_count_as_failures_only() -> None:
+    lost = played("a", 2, math.nan, ended_by="step_timeout")
+    report = EvaluationReport([played("a", 0, 1.0), lost, played("a", 1, 3.0)])
+    assert report.overall.mean_return == 2.0
+    assert report.overall.failures == {"step_timeout": 1}
+    metrics = report.metrics()
+    assert metrics["eval/a/lost_episodes"] == metrics["eval/lost_episodes"] == 1.0
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert "eval/a/success_rate" not in metrics
+    assert [one.index for one in report.episodes] == [0, 1, 2]
+    assert "-" in str(EvaluationReport([lost]))
+    assert math.isnan(EvaluationReport([]).overall.mean_return)
+
+
+class Settings:
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+def scaled(x: int, by: int = SCALE) -> int:
+    return x * by
+
+
+def different_values() -> list[Any]:
+    captured = [lambda x, a=a: x + a for a in (1, 2)]
+    torch.manual_seed(0)
+    return [
+        1,
+        True,
+        "1",
+        (1,),
+        [1],
+        {"a": 1},
+        {"a": 2},
+        {1, 2},
+        np.arange(3),
+        np.arange(3.0),
+        torch.arange(3),
+        torch.nn.Linear(2, 2),
+        torch.nn.Linear(2, 2),
+        torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()),
+        *captured,
+        scaled,
+        functools.partial(scaled, 1),
+        functools.partial(scaled, 2),
+        functools.partial(scaled, by=1),
+        Settings(a=1),
+        Settings(a=2),
+        Settings,
+        np.add,
+        np,
+        Path("a"),
+        None,
+        lambda: SCALE,
+        lambda: scaled(1),
+        Settings(a=1).__init__,  # type: ignore[misc]
+    ]
+
+
+def test_digests_are_equal_for_equal_values_and_only_for_them() -> None:
+    first, second = (list(map(identity_of, different_values())) for _ in range(2))
+    assert first == second
+    assert len(set(first)) == len(first)
+    assert identity_of({"a": 1, "b": 2}) == identity_of({"b": 2, "a": 1})
+    endless: list[Any] = []
+    endless.append(endless)
+    assert identity_of(endless)
+
+
+def test_a_digest_counts_global_values_that_a_function_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity_of(lambda: SCALE)
+    monkeypatch.setitem(globals(), "SCALE", 4)
+    assert identity_of(lambda: SCALE) != before
+
+
+def test_the_line_of_progress_ends_with_all_episodes(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = ProgressLine(total=4, done=2)
+    shown.update(None, {"a": 2})
+    shown.update(played("a", 2), {"a": 1})
+    shown.update(played("a", 3), {"a": 0})
+    shown.update(None, {"a": 0}, last=True)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "[##########..........] 2 of 4 episodes"
+    assert last == "[####################] 4 of 4 episodes, 0:00 left"
+
+
+SHOW = """
+import functools, random, sys
+import gymnasium as gym
+sys.path.insert(0, sys.argv[1])
+from parenv.evaluation.identity import identity_of
+captured = {"b", "a", "c"}
+def make(size=3):
+    return gym.make("CartPole-v1"), size, captured
+class Own:
+    def act(self, observations):
+        return observations
+print(identity_of([make, lambda: make(), functools.partial(gym.make, "CartPole-v1"), gym.make, Own(), Own().act]))
+"""
+
+
+def test_digests_are_equal_in_every_process() -> None:
+    shown = {printed_by(SHOW, str(Path(__file__).parents[1])) for _ in range(2)}
+    assert len(shown) == 1
