@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import torch
+from lib.checkouts import Server
 
 SLICE_S, WARM_UP_SLICES = 0.08, 5
 
@@ -115,45 +115,14 @@ def processor_s(others: list[psutil.Process]) -> float:
     return time.process_time() + sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
-class Server:
-    """A process that serves a case with one checkout.
-
-    Args:
-        checkout: where its ``parenv`` lies.
-        case: name.
-    """
-
-    def __init__(self, checkout: Path, case: str) -> None:
-        assert (checkout / "parenv").is_dir(), f"there is no parenv in {checkout}"
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", case],
-            env={**os.environ, "PYTHONPATH": str(checkout)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(WARM_UP_SLICES):
-            self.rates()
-
-    def rates(self) -> list[float]:
-        """Env steps per second, and per second of processor time, of a slice."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        """End it."""
-        self._process.communicate()
-
-
 def ratios(old: Path, new: Path, case: str, pairs: int) -> list[list[float]]:
     """New over old of each pair of slices; every other pair is the other way round."""
-    servers = [Server(checkout.resolve(), case) for checkout in (old, new)]
+    arguments = "--serve", case
+    servers = [Server(checkout.resolve(), __file__, arguments, WARM_UP_SLICES) for checkout in (old, new)]
     found = []
     for pair in range(pairs):
         first = pair % 2
-        rates = {which: servers[which].rates() for which in (first, 1 - first)}
+        rates = {which: servers[which].slice() for which in (first, 1 - first)}
         found.append([after / before for before, after in zip(rates[0], rates[1], strict=True)])
     for server in servers:
         server.close()

@@ -1,6 +1,6 @@
 """Processor time of the main process by number of workers, for steps of a vector env and rollouts of a pool.
 
-A step is of 120 CartPoles, or of one for each worker beyond 120. A rollout has 32 steps in 2 sub-environments that cost
+A step is of 120 CartPoles, and with 2 workers also of more. A rollout has 32 steps in 2 sub-environments that cost
 next to nothing. All cases are measured in turn, and the figures are medians.
 
 python benchmarks/many_workers.py
@@ -24,12 +24,13 @@ from lib.common import save
 from parenv import AsyncWorkerPool, ParallelVectorEnv
 
 WORKERS, ROLLOUT_WORKERS = (1, 2, 4, 8, 15, 30, 64), (1, 4, 15)
+MORE_ENVS = (1024, 4096)
 NUM_ENVS, STEPS, ROUNDS, REPEATS, WARM_UPS = 120, 500, 60, 5, 50
 
 
-def stepping(workers: int) -> dict[str, float]:
+def stepping(workers: int, num_envs: int = NUM_ENVS) -> dict[str, float]:
     """Step for a while; return microseconds of the main process and its wake-ups, per step."""
-    factories = [lambda: gym.make("CartPole-v1")] * NUM_ENVS
+    factories, steps = [lambda: gym.make("CartPole-v1")] * num_envs, STEPS * NUM_ENVS // num_envs
     with contextlib.closing(ParallelVectorEnv(factories, num_workers=workers)) as envs:
         envs.reset(seed=0)
         actions = [envs.action_space.sample() for _ in range(64)]
@@ -37,10 +38,10 @@ def stepping(workers: int) -> dict[str, float]:
         for step in range(WARM_UPS):
             envs.step(actions[step])
         waits[0], before = 0, time.process_time()
-        for step in range(STEPS):
+        for step in range(steps):
             envs.step(actions[step % 64])
         spent = time.process_time() - before
-    return {"us per step": spent / STEPS * 1e6, "wake-ups per step": waits[0] / STEPS}
+    return {"us per step": spent / steps * 1e6, "wake-ups per step": waits[0] / steps}
 
 
 def _count_waits(envs: Any) -> list[int]:
@@ -85,6 +86,7 @@ def medians(measures: dict[str, Callable[[], dict[str, float]]]) -> dict[str, di
 
 if __name__ == "__main__":
     measures = {f"step, {workers} workers": partial(stepping, workers) for workers in WORKERS}
+    measures |= {f"step of {num_envs}, 2 workers": partial(stepping, 2, num_envs) for num_envs in MORE_ENVS}
     for mode in ("sync", "async"):
         measures |= {f"{mode}, {workers} workers": partial(collecting, mode, workers) for workers in ROLLOUT_WORKERS}
     save("many_workers", medians(measures))

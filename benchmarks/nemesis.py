@@ -128,7 +128,7 @@ class Nemesis:
         return thread
 
     def back(self, worker: int, generation: int) -> float | None:
-        """A result of this generation has come; seconds since the fault that ended the one before, if there was one."""
+        """Note a result of this generation, and return the seconds since the fault that ended the previous one."""
         ended = [key for key in list(self.down) if key[0] == worker and key[1] < generation]
         moments = [self.down.pop(key) for key in ended]
         return time.monotonic() - min(moments) if moments else None
@@ -314,7 +314,7 @@ class VectorSubject:
         self.workers = session.backend.workers
         self._stepping, self._everybody = stepping, np.arange(NUM_ENVS)
         self._last = self._envs.reset()[0]
-        # What a restart says once more, where the step before it has raised and so delivered nothing.
+        # A restart repeats these observations if the step before it raised an error and so returned nothing.
         self._delivered = self._last.copy()
         if not stepping:
             self._envs.send(np.zeros(NUM_ENVS, np.int64))

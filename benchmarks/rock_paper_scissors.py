@@ -2,8 +2,8 @@
 
 python benchmarks/rock_paper_scissors.py
 
-Each player begins where the one before ended and makes a few steps of an entropy-regularised policy gradient against
-opponents that `parenv.learning.League` gives it; then it joins. Exact expected scores, so one run says it all.
+Each player begins with the strategy of the previous one. It makes a few steps of an entropy-regularised policy gradient
+against opponents that `parenv.learning.League` chooses, and joins. Expected scores are exact, so one run is enough.
 """
 
 from __future__ import annotations

@@ -240,8 +240,9 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
             ("cartpole", 8), ("cartpole", 64), ("cartpole", 256), ("lunarlander", 16), ("halfcheetah", 16), ("pong", 8)
         )
     },
-    "sleeping-64": lambda: sleeping(64),
+    # This comes before the sleeping environments, whose idle fork server has torch and would count as memory here.
     "many-1024": lambda: many(1024),
+    "sleeping-64": lambda: sleeping(64),
 }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def wait_until_idle(pids: Sequence[int]) -> None:
 
 
 def summary(found: Sequence[dict[str, float]], reference: Sequence[dict[str, float]], pids: Sequence[int]) -> Any:
-    """Medians; the ratio is that of the pairs of windows."""
+    """Return medians. The ratio is the median over pairs of windows."""
     cost = "us per env step"
     pairs = [mine[cost] / other[cost] for mine, other in zip(found, reference, strict=True)]
     return {

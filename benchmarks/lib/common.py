@@ -170,7 +170,7 @@ def ideal_loop(make_env: Callable[[], Any], act: Callable[[Any], Any], num_envs:
 def consumption_rate(pool: Any, seconds: float, learn: Callable[[Any], None] | None = None) -> float:
     """Env steps per second at which a pool delivers."""
     stream, steps = pool.rollouts(), 0
-    for _ in range(3 * pool.num_workers):  # What workers had ready before must not count.
+    for _ in range(3 * pool.num_workers):  # Rollouts that were ready before must not count.
         next(stream)
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
@@ -182,7 +182,7 @@ def consumption_rate(pool: Any, seconds: float, learn: Callable[[Any], None] | N
 
 
 def rate_alone(pool: Any, seconds: float, learn: Callable[[Any], None] | None = None) -> float:
-    """Measure, then let what is under way come in, so that the next measurement has the cores to itself."""
+    """Measure the rate, then wait for rollouts in progress, so that the next measurement has the cores to itself."""
     rate = consumption_rate(pool, seconds, learn)
     pool.synchronize()
     time.sleep(0.5)

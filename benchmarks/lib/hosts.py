@@ -21,12 +21,12 @@ DRIVER_ADDRESS = "10.97.255.1"
 
 @contextmanager
 def namespaces(count: int) -> Iterator[list[str]]:
-    """Network namespaces, each joined to this one by a pair of veth; needs root and ``ip``.
+    """Make network namespaces, each joined to this one by a pair of veth. This needs root and ``ip``.
 
-    A machine has them once: another process that wants them waits. What a killed one has left is removed.
+    A machine has them once, so another process waits for them. Namespaces that a killed process left are removed.
 
     Args:
-        count: how many.
+        count: Number of namespaces.
 
     Yields:
         Their names. This process has :data:`DRIVER_ADDRESS` for all of them.

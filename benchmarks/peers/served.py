@@ -16,7 +16,7 @@ from pathlib import Path
 def main() -> None:
     """Open the system with the first line's arguments; measure for the seconds of each further line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What a library prints must not get between the answers.
+    os.dup2(2, 1)  # Output of a library must not get between the answers.
     sys.path.insert(1, str(Path(__file__).parents[1]))
     # For bench.other_libraries, which imports nothing of parenv: these environments cannot import parenv itself.
     sys.path.append(str(Path(__file__).parents[2] / "parenv"))

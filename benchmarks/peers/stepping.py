@@ -48,10 +48,12 @@ def systems(case: str, num_envs: int) -> list[System]:
     """Return the systems that step sub-environments, and the upper bound."""
     sizes = {"case": case, "num_envs": num_envs}
     ours, halves = {**sizes, "num_workers": PROCESSES}, {**sizes, "batch_size": num_envs // 2}
+    caller = {**sizes, "num_workers": PROCESSES - 1}
     return [
         System("limit", "parenv", "loops", "limit", {**sizes, "num_processes": PROCESSES}),
         System("parenv, step", "parenv", "ours", "stepping", ours),
         System("parenv, send/recv of halves", "parenv", "ours", "ready", {**ours, **halves}),
+        System("parenv, caller and one worker", "parenv", "ours", "stepping", {**caller, "caller_steps": True}),
         System("parenv, in process", "parenv", "ours", "stepping", {**sizes, "num_workers": 0}),
         *(System(name, where, module, "stepping", {**sizes, **kind}) for name, where, module, kind in IN_TURN),
         System(

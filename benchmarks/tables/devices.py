@@ -44,5 +44,5 @@ def _thousands(found: dict[str, Any] | None) -> str:
 
 
 def described(machine: dict[str, Any]) -> str:
-    """A machine in words; the number of its cores is that of the first question, which had all."""
+    """Return a machine in words. The first question names the number of its cores, because it had all of them."""
     return f"{machine['cpu']}, {machine['gpu']}, Python {machine['python']}, torch {machine['torch']}"

@@ -26,7 +26,7 @@ On paper, from constants measured by `python benchmarks/remote.py` (`results/rem
 {sleeping}
 | a cut host's first rollout after healing, median / longest | {healing:.1f} s / {longest:.1f} s |
 
-Sleeping environments cost no processor time but that of the loop around them. With steps of 2 ms, 64 workers take most
+Sleeping environments cost only the processor time of the loop around them. With steps of 2 ms, 64 workers take most
 of the two cores by that alone, and what driver and hosts need for a rollout comes on top: hence the longer rollouts.
 
 **Messages.** With small rollouts the driver is full at about {rollouts} rollouts per second. A rollout of 128 steps in

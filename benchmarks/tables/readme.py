@@ -24,8 +24,9 @@ TABLE = """
 |---|---|---|---|---|---|
 {rows}
 
-{many}. {two}. A worker killed by SIGKILL was replaced and stepped again after {again:.2f} s (median).
+{machines}. A worker killed by SIGKILL was replaced and stepped again after {again:.2f} s (median).
 """
+FOOTNOTES = "¹²³⁴⁵"
 CAPTION = (
     "*Stepping with random actions. Above: {many}, `python benchmarks/peers/cores.py`. Below: {two}, "
     "`python benchmarks/peers/stepping.py`.*"
@@ -59,20 +60,28 @@ def filled(text: str) -> str:
 def table() -> str:
     """Return the table of benchmarks and the machines that it was measured on."""
     stepping, cores, sb3 = (read(name) for name in ("peers_stepping", "peers_cores", "sb3_accelerate"))
-    acting, collecting = read("peers_rollouts")["results"], sb3["results"]["collecting, 16 HalfCheetah"]
+    rollouts = read("peers_rollouts")
+    acting, collecting = rollouts["results"], sb3["results"]["collecting, 16 HalfCheetah"]
+    machines: list[str] = []
+
+    def at(work: str, of: Mapping[str, Any]) -> str:
+        if (one := machine(of["machine"])) not in machines:
+            machines.append(one)
+        return f"{work}{FOOTNOTES[machines.index(one)]}"
+
     rows = [
-        _stepping("step 120 HalfCheetahs, 15 workers¹", cores["results"]["halfcheetah-15"]),
-        _stepping("step 64 CartPoles²", stepping["results"]["cartpole-64"]),
-        _stepping("step 8 CartPoles²", stepping["results"]["cartpole-8"]),
+        _stepping(at("step 120 HalfCheetahs, 15 workers", cores), cores["results"]["halfcheetah-15"]),
+        _stepping(at("step 64 CartPoles", stepping), stepping["results"]["cartpole-64"]),
+        _stepping(at("step 8 CartPoles", stepping), stepping["results"]["cartpole-8"]),
         _row(
-            "rollouts of 64 CartPoles with a small network²",
+            at("rollouts of 64 CartPoles with a small network", rollouts),
             _best(acting, "parenv"),
             _best(acting, "CleanRL's loop, AsyncVectorEnv"),
             _best(acting, "SB3 PPO, SubprocVecEnv"),
             _best(acting, "CleanRL's loop, SyncVectorEnv"),
         ),
         _row(
-            "PPO of Stable-Baselines3 collects, 16 HalfCheetahs²",
+            at("PPO of Stable-Baselines3 collects, 16 HalfCheetahs", sb3),
             _best(collecting, "accelerate"),
             None,
             _best(collecting, "SubprocVecEnv"),
@@ -81,8 +90,7 @@ def table() -> str:
     ]
     return TABLE.format(
         rows="\n".join(rows),
-        many=f"¹ {machine(cores['machine'])}",
-        two=f"² {machine(stepping['machine'])}",
+        machines=". ".join(f"{FOOTNOTES[number]} {one}" for number, one in enumerate(machines)),
         again=read("faults")["results"]["until another one steps, s"]["median"],
     )
 

@@ -8,7 +8,7 @@ from on_paper import about
 
 PAYS = """Parallel stepping
 is worth it if `SyncVectorEnv` needs more than about {crossing} µs for a step of all sub-environments, on {cores}
-cores. This is a step of {of_64} µs with 64 sub-environments, or {of_8} µs with 8. (The estimate lies on a line
+cores. This is a step of {of_64} µs with 64 sub-environments, or {of_8} µs with 8. (The estimate is interpolated
 between two
 measurements. With 8 CartPoles, {us_8} µs, two workers are {times_8:.2f} times as fast. With 64, {us_64} µs, they are
 {times_64:.2f} times as fast.)"""

@@ -18,6 +18,7 @@ import devices
 import field
 import growth
 import on_paper
+import one_machine
 import sentences
 
 HERE = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ best variant of a library:
 
 Libraries that start faster fork the main process, which is safe only before it has threads or a GPU. parenv never
 forks the main process.
-parenv's time is for the second vector env of a process. The first takes {first:.2g} s.
+For parenv, it is the time of the second vector env of a process. The first takes {first:.2g} s.
 The env steps to 475 compare the PPO of each library with the same settings, and not its workers.
 
 {own}
@@ -129,6 +130,30 @@ def filled(guide: str) -> str:
     """Return the guide with all blocks renewed."""
     found = blocks()
     return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], guide, flags=re.DOTALL)
+
+
+def interpreters() -> list[tuple[str, str]]:
+    """Return rows on sub-environments in another interpreter."""
+    found = read("interpreters")["results"]
+    steps = [f"{case} {found[case]['seconds per step, ratio']:.2f}" for case in ("cartpole-64", "halfcheetah-16")]
+    start = found["start_s"]
+    return [
+        ("time per step in another interpreter / in an ordinary worker", ", ".join(steps)),
+        ("start of 2 workers in another interpreter", f"{start['another interpreter']:.2f} s"),
+    ]
+
+
+def evaluation() -> tuple[str, str]:
+    """Return the row on evaluations beside static batches."""
+    found = read("evaluation")["results"]
+    times = (
+        found[f"{kind}, static batches"]["times parenv.evaluate, 2 workers"]
+        for kind in ("SyncVectorEnv", "AsyncVectorEnv")
+    )
+    return (
+        "96 episodes whose lengths differ tenfold: static batches of SyncVectorEnv / AsyncVectorEnv",
+        " / ".join(f"{time:.1f}" for time in times) + " times the seconds of `parenv.evaluate` with 2 workers",
+    )
 
 
 def rows() -> list[tuple[str, str]]:
@@ -213,6 +238,8 @@ def rows() -> list[tuple[str, str]]:
             "8 Pongs from pixels, convolutions, async / sync",
             f"{share(pong['convolutions'], 'async')} / {share(pong['convolutions'], 'sync')} of the ideal loop",
         ),
+        *interpreters(),
+        evaluation(),
         ("8 workers ready, helper running", f"{startup['seconds_to_8_workers_with_the_zygote_ready']:.2f} s"),
         ("first pool of a process", f"import torch + {startup['first_pool_beyond_import_torch']:.2f} s"),
         ("memory per further worker with torch", f"{startup['pss_mb_per_further_worker']:.0f} MB (PSS)"),
@@ -363,7 +390,15 @@ def everything() -> str:
     )
 
 
+def scaling() -> str:
+    """The file of limits on paper."""
+    published = json.loads((HERE / "tables" / "published.json").read_text())
+    return on_paper.scaling(read("remote")) + one_machine.one_machine(
+        read("many_workers"), read("collecting"), published
+    )
+
+
 if __name__ == "__main__":
     GUIDE.write_text(filled(GUIDE.read_text()))
     RESULTS.write_text(everything())
-    SCALING.write_text(on_paper.scaling(read("remote")))
+    SCALING.write_text(scaling())

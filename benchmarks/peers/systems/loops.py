@@ -53,9 +53,9 @@ def step_rate(step: Callable[[Any], object], actions: Any) -> Measure:
 def first_observation(
     make: Callable[[], Any], reset: Callable[[Any], object], close: Callable[[Any], object] = lambda made: made.close()
 ) -> tuple[Any, Close]:
-    """Seconds from the call that makes it until its first observation, and the memory of all its processes.
+    """Measure the seconds from the call that makes an env until its first observation, and the memory of its processes.
 
-    What it imports has been imported; the process that makes it counts as one of its own.
+    Imports have been done before. The process that makes the env counts as one of its own.
     """
     made = []
 
