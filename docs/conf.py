@@ -62,7 +62,7 @@ def _kept_below_docs(link: re.Match[str]) -> str:
 
 
 def shorten_paths(app: Any, doctree: Any) -> None:
-    """The two files of a difference by their places in the repository, wherever that is."""
+    """Shorten the paths of the two files in a diff, so that they begin at the root of the repository."""
     for literal in doctree.findall(nodes.literal_block):
         if literal.get("language") == "udiff":
             shown = literal.astext().replace(f"{ROOT}/", "")
@@ -70,20 +70,20 @@ def shorten_paths(app: Any, doctree: Any) -> None:
 
 
 YIELDED = {f"parenv.{name}" for name in ("Rollout", "Transitions", "Gradient", "PoolStatistics", "EpisodeStatistics")}
-"""What nobody but parenv makes."""
+"""Classes that only parenv makes."""
 
 
 def shorten_signature(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """None for what is not made by users; and a default that is made anew each time is no Python to Sphinx."""
+    """Show no arguments of classes that only parenv makes, and ``...`` for the default ``<factory>``."""
     if name in YIELDED:
         return "", returned
     return signature and signature.replace("<factory>", "..."), returned
 
 
 def setup(app: Any) -> None:
-    """Called by Sphinx."""
+    """Connect the functions of this file to the events of Sphinx."""
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("source-read", add_architecture)
     app.connect("doctree-read", shorten_paths)

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from parenv import AsyncWorkerPool, ParallelVectorEnv, Population, WorkerOptions
+from parenv import AsyncWorkerPool, ParallelVectorEnv, Population, WorkerOptions, evaluate
+from parenv.evaluation.arguments import NOT_FOR_EVALUATIONS
 from parenv.policy.capabilities import _REFUSED
 from parenv.population.arguments import _FOR_POOLS as NOT_FOR_POPULATIONS
 from parenv.vector.vector_plan import _FOR_POOLS as NOT_FOR_VECTOR_ENVS
 
+PRODUCTS: tuple[Callable[..., object], ...] = (AsyncWorkerPool, ParallelVectorEnv, Population, evaluate)
+NOT_FOR_OTHERS = (NOT_FOR_VECTOR_ENVS, NOT_FOR_POPULATIONS, NOT_FOR_EVALUATIONS)
 PAGE = Path(__file__).parent / "reference" / "products.md"
 
 
 def _arguments() -> Iterator[str]:
-    products = [set(inspect.signature(kind).parameters) for kind in (AsyncWorkerPool, ParallelVectorEnv, Population)]
-    yield "| argument | pool | vector env | population |"
-    yield "|---|---|---|---|"
+    products = [set(inspect.signature(kind).parameters) for kind in PRODUCTS]
+    yield "| argument | pool | vector env | population | evaluation |"
+    yield "|---|---|---|---|---|"
     for name in sorted(set().union(*products)):
         yield f"| `{name}` | " + " | ".join("yes" if name in product else "" for product in products) + " |"
 
 
 def _worker_options() -> Iterator[str]:
-    yield "| option | pool | vector env | population |"
-    yield "|---|---|---|---|"
+    yield "| option | pool | vector env | population | evaluation |"
+    yield "|---|---|---|---|---|"
     for option in fields(WorkerOptions):
-        others = ("no" if option.name in refused else "yes" for refused in (NOT_FOR_VECTOR_ENVS, NOT_FOR_POPULATIONS))
+        others = ("no" if option.name in refused else "yes" for refused in NOT_FOR_OTHERS)
         yield f"| `{option.name}` | yes | " + " | ".join(others) + " |"
 
 

@@ -101,7 +101,7 @@ def mean_over_learners(value: float, device: torch.device) -> float:
 
 
 def assert_all_learners_have_equal(module: nn.Module) -> None:
-    """Equal to the bit: as integers, so that not even 0.0 and -0.0 are the same."""
+    """Raise an error unless the parameters are bitwise equal. As integers, 0.0 and -0.0 differ."""
     mine = torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).view(torch.int32)
     first = mine.clone()
     if dist.is_initialized():

@@ -177,8 +177,8 @@ def main(argv: Sequence[str] | None = None) -> Curve:
             rewards[t] = torch.as_tensor(reward)
             terminated[t] = torch.as_tensor(term)
 
-            # Where an episode ended, obs is the first one of the next episode already; the
-            # last one of the old episode, to which the action led, is in infos.
+            # If an episode has ended, obs is already the first observation of the next episode.
+            # The last observation of the old episode, to which the action led, is in infos.
             next_observations[t] = torch.as_tensor(obs)
             ended = term | trunc
             if ended.any():

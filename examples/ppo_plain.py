@@ -120,7 +120,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets. `next_values` are those of the true next observations."""
+    """Return advantages and value targets. `next_values` are the values of the true next observations."""
     advantages = torch.zeros_like(rewards)
     carry = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
@@ -167,8 +167,8 @@ def main(argv: Sequence[str] | None = None) -> Curve:
             terminated[t] = torch.as_tensor(term)
             truncated[t] = torch.as_tensor(trunc)
 
-            # Where an episode ended, next_obs is the first one of the next episode already; the
-            # last one of the old episode, whose value a truncated episode needs, is in infos.
+            # If an episode has ended, next_obs is already the first observation of the next episode.
+            # The last observation of the old episode, whose value a truncated episode needs, is in infos.
             if trunc.any():
                 final_obs = torch.as_tensor(np.stack(infos["final_obs"][trunc]))
                 with torch.no_grad():

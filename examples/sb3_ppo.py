@@ -1,6 +1,6 @@
 """PPO of Stable-Baselines3 on CartPole-v1, its environments stepped by parenv's workers.
 
-`vec_env_cls=ParallelVecEnv` is all that changes. The settings are those of RL Baselines3 Zoo. Training ends when the
+`vec_env_cls=ParallelVecEnv` is all that changes. The settings come from RL Baselines3 Zoo. Training ends when the
 mean return of the last 100 episodes reaches `--stop-return`.
 """
 

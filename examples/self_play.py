@@ -91,9 +91,9 @@ def opponents(league: League) -> dict[str, float]:
 
 
 def results(rollout: RolloutsByPolicy, league: League) -> list[tuple[str, str, float]]:
-    """The games that have ended, but those against itself: player, opponent, and what the player scored, from 0 to 1.
+    """Return the games that have ended, except games against itself: player, opponent, and score from 0 to 1.
 
-    What the agent does counts for who has joined last, until another version of it joins.
+    Games of the agent count for the version that joined last, until another version joins.
     """
     met = [(name, rollout[name].episodes.returns.tolist()) for name in league.players if name in rollout]
     return [(league.players[-1], name, (1.0 - gained) / 2) for name, returns in met for gained in returns]
