@@ -54,7 +54,6 @@ NAMES = (
     "gallery cartpole-dqn",
     "gallery lunarlander-ppo",
     "gallery halfcheetah-sac",
-    "gallery breakout-ppo",
     "tables/overview",
     "tables/table",
     "tables/readme",

@@ -30,9 +30,11 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "gallery.md"
 SEEDS = (1, 2, 3, 4, 5)
 SHORT = ("cartpole-ppo", "cartpole-dqn")
-BREAKOUT, BREAKOUT_STEPS = "ALE/Breakout-v5", 100_000
 POINTS = 200
-"""Kept of each curve."""
+"""Maximal number of points of a stored curve."""
+WINDOW = 100
+"""Number of episodes that a mean return averages. The example ``sac`` has its own, because it runs few episodes."""
+SAC_WINDOW = 20
 Point = tuple[float, float, float]
 COLOURS = ("#1f6fb4", "#8a9099", "#d98032")
 
@@ -41,9 +43,10 @@ class Subject(NamedTuple):
     """One picture of the gallery.
 
     Args:
-        title: above it.
-        goal: mean return that counts as solved, and ends a run.
-        systems: by their labels, the first one ours: ``seed -> curve`` of (env steps, seconds, mean return).
+        title: Title of the picture.
+        goal: Mean return that ends a run, infinite for none.
+        systems: Functions of the seed that return a curve of (env steps, seconds, mean return), by label. The first one
+            is parenv.
     """
 
     title: str
@@ -52,13 +55,13 @@ class Subject(NamedTuple):
 
 
 def program(name: str) -> Any:
-    """The module of a program under ``examples/``."""
+    """Import a program of ``examples/``."""
     sys.path.insert(0, str(ROOT / "examples"))
     return importlib.import_module(name)
 
 
 def example(name: str, *arguments: str) -> Callable[[int], Sequence[Point]]:
-    """A program under ``examples/``."""
+    """Return a function that runs a program of ``examples/``."""
 
     def run(seed: int) -> Sequence[Point]:
         curve: Sequence[Point] = program(name).main(["--seed", str(seed), *arguments]).points
@@ -67,22 +70,16 @@ def example(name: str, *arguments: str) -> Callable[[int], Sequence[Point]]:
     return run
 
 
-def breakout() -> Any:
-    """Atari's Breakout, as the example has it."""
-    return program("atari_ppo").env_maker(BREAKOUT)()
-
-
 def stable_baselines(
     algorithm: str,
-    env: str | Callable[[], Any],
+    env_id: str,
     num_envs: int,
     env_steps: int,
     goal: float,
-    policy: str = "MlpPolicy",
-    torch_threads: int = 1,
+    window: int = WINDOW,
     **settings: Any,
 ) -> Callable[[int], Sequence[Point]]:
-    """An algorithm of Stable-Baselines3 in one process, with the settings of the example."""
+    """Return a function that runs an algorithm of Stable-Baselines3 in one process."""
 
     def run(seed: int) -> Sequence[Point]:
         import stable_baselines3
@@ -90,7 +87,7 @@ def stable_baselines(
         from stable_baselines3.common.callbacks import BaseCallback
         from stable_baselines3.common.env_util import make_vec_env
 
-        torch.set_num_threads(torch_threads)
+        torch.set_num_threads(1)
         points: list[Point] = []
         began = time.perf_counter()
 
@@ -100,11 +97,13 @@ def stable_baselines(
                 mean = float(np.mean([episode["r"] for episode in episodes])) if episodes else -np.inf
                 if episodes and (not points or self.num_timesteps - points[-1][0] >= env_steps / POINTS):
                     points.append((self.num_timesteps, time.perf_counter() - began, mean))
-                return len(episodes) < 100 or mean < goal
+                return len(episodes) < window or mean < goal
 
         # Given an id, make_vec_env makes environments that can be drawn, of which LunarLander simulates the flames too.
-        envs = make_vec_env(partial(gym.make, env) if isinstance(env, str) else env, num_envs, seed)
-        model = getattr(stable_baselines3, algorithm)(policy, envs, seed=seed, device="cpu", **settings)
+        envs = make_vec_env(partial(gym.make, env_id), num_envs, seed)
+        model = getattr(stable_baselines3, algorithm)(
+            "MlpPolicy", envs, seed=seed, device="cpu", stats_window_size=window, **settings
+        )
         model.learn(env_steps, Note())
         envs.close()
         return points
@@ -113,7 +112,7 @@ def stable_baselines(
 
 
 AS_IN_THE_ZOO = ("--num-envs", "8", "--epochs", "20", "--total-env-steps", "100000")
-"""What RL Baselines3 Zoo has for CartPole-v1, but for its clip range, which is annealed too."""
+"""Settings of RL Baselines3 Zoo for CartPole-v1, except that the clip range is constant."""
 
 SUBJECTS = {
     "cartpole-ppo": Subject(
@@ -156,22 +155,9 @@ SUBJECTS = {
                 "sac", "--env-id", "HalfCheetah-v5", "--total-env-steps", "30000", "--learning-starts", "2000"
             ),
             "Stable-Baselines3": stable_baselines(
-                "SAC", "HalfCheetah-v5", 1, 30_000, float("inf"), learning_starts=2_000, batch_size=128,
-                learning_rate=1e-3, train_freq=2, gradient_steps=1, policy_kwargs={"net_arch": [128, 128]},
-            ),
-        },
-    ),
-    "breakout-ppo": Subject(
-        "PPO on Atari's Breakout from pixels",
-        float("inf"),
-        {
-            "parenv, 2 workers": example(
-                "atari_ppo", "--env-id", BREAKOUT, "--total-env-steps", str(BREAKOUT_STEPS), "--stop-return", "inf",
-                "--torch-threads", "2",
-            ),
-            "Stable-Baselines3": stable_baselines(
-                "PPO", breakout, 8, BREAKOUT_STEPS, float("inf"), policy="CnnPolicy", torch_threads=2, n_steps=128,
-                batch_size=256, n_epochs=4, clip_range=0.1, ent_coef=0.01, learning_rate=lambda left: 2.5e-4 * left,
+                "SAC", "HalfCheetah-v5", 1, 30_000, float("inf"), window=SAC_WINDOW, learning_starts=2_000,
+                batch_size=128, learning_rate=1e-3, train_freq=2, gradient_steps=1,
+                policy_kwargs={"net_arch": [128, 128]},
             ),
         },
     ),
@@ -179,13 +165,13 @@ SUBJECTS = {
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """Some of the points, the last one among them."""
+    """Return at most :data:`POINTS` points of a curve, with the first and the last one."""
     places = np.unique(np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int))
     return [tuple(round(float(value), 3) for value in points[place]) for place in places]  # type: ignore[misc]
 
 
 def band(curves: Sequence[Sequence[Point]], column: int) -> tuple[Any, Any, Any, Any]:
-    """Median, least and most of several curves at common places; one that has ended keeps its last value."""
+    """Return the median, the minimum and the maximum of several curves. A curve that has ended keeps its last value."""
     ends = [curve[-1][column] for curve in curves]
     places = np.linspace(min(curve[0][column] for curve in curves), max(ends), POINTS)
     values = [np.interp(places, [p[column] for p in curve], [p[2] for p in curve]) for curve in curves]
@@ -193,7 +179,7 @@ def band(curves: Sequence[Sequence[Point]], column: int) -> tuple[Any, Any, Any,
 
 
 def draw(name: str, found: Mapping[str, Sequence[Sequence[Point]]], path: Path) -> None:
-    """Env steps above, seconds below: the median of the seeds, and between the least and the most of them."""
+    """Draw the returns over env steps and, below, over seconds: the median of the seeds, and a band of their range."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -250,7 +236,7 @@ def _last(runs: Sequence[Sequence[Point]], column: int) -> str:
 
 
 def run_all(name: str, seeds: Sequence[int]) -> dict[str, list[list[Point]]]:
-    """The curves of all systems, one for each seed."""
+    """Run all systems with all seeds in turn, and return their curves."""
     found: dict[str, list[list[Point]]] = {label: [] for label in SUBJECTS[name].systems}
     for seed in seeds:
         for number, label in enumerate(found):
@@ -262,17 +248,20 @@ def run_all(name: str, seeds: Sequence[int]) -> dict[str, list[list[Point]]]:
 
 
 def main() -> None:
-    """Run some of the subjects."""
+    """Run and draw some of the subjects."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(SUBJECTS)}; default: {' '.join(SHORT)}"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"pictures to draw, out of {', '.join(SUBJECTS)}; default: {', '.join(SHORT)}",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: 1 to 5")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="seeds of the runs, default: 1 to 5")
     parser.add_argument("--one", type=int, nargs=2, metavar=("SYSTEM", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.names or SHORT
     if unknown := set(names) - SUBJECTS.keys():
-        parser.error(f"there is no {', '.join(sorted(unknown))}")
+        parser.error(f"unknown names: {', '.join(sorted(unknown))}")
     if options.one:
         system, seed = options.one
         print(json.dumps(thinned(list(SUBJECTS[names[0]].systems.values())[system](seed))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from parenv.errors import ConfigurationError, ParenvError
 from parenv.evaluation.queue import QueuedEpisode
 from parenv.experience.endings import LOST
 from parenv.memory.trees import as_array
-from parenv.process.whole_files import make_folder_of
+from parenv.process.whole_files import lock, make_folder_of
 
 FORMAT = 1
 _KIND = "parenv evaluation"
@@ -147,12 +146,10 @@ class ResultsFile:
                 self._sync()
 
     def _begin(self, path: Path, about: Mapping[str, Any]) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not lock(self._descriptor, path, "evaluation"):
             raise ConfigurationError(
                 f"out={str(path)!r} is in use by another evaluation. Wait for its end, or name another file."
-            ) from error
+            )
         header, self.found, size = read(path)
         if header is None:
             os.ftruncate(self._descriptor, 0)

@@ -9,8 +9,6 @@ calls wait until no rollout is in progress.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import logging
 import math
 import os
 import platform
@@ -28,12 +26,11 @@ from parenv.memory.trees import as_array, leaves_in
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
 from parenv.pool.events import Delivered, Event, Observer, Questioned
-from parenv.process.whole_files import make_folder_of
+from parenv.process.whole_files import lock, make_folder_of, unlock
 from parenv.protocol.data import pack
 from parenv.protocol.digests import SealedLines, new_digest, rows_of
 
 FORMAT = 2
-_log = logging.getLogger("parenv")
 _DERIVED = {"shifted_observations", "resetting"}
 
 
@@ -59,15 +56,11 @@ class Recorder(Observer):
         """
         make_folder_of(self._path)
         self._file = self._path.open("a", buffering=1, encoding="utf-8")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(self._file.fileno(), self._path, "run"):
             self._file.close()
             raise ConfigurationError(
                 f"record={str(self._path)!r} cannot be used while another run is recorded there. Name another file."
-            ) from None
-        except OSError:
-            _log.debug("%s is on a file system without locks", self._path)
+            )
         if self._path.is_file():
             self._file.truncate(0)
         self.write({"parenv journal": FORMAT, **about, "made with": versions()})
@@ -97,9 +90,7 @@ class Recorder(Observer):
         """Close the file."""
         if self._file is None or self._file.closed:
             return
-        with contextlib.suppress(OSError):
-            # A child process that the user has forked has the file too.
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+        unlock(self._file.fileno())
         # Each line was flushed when it was written. A line that failed has raised its error already.
         with contextlib.suppress(OSError):
             self._file.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from parenv.errors import ConfigurationError
+from parenv.process.whole_files import lock, unlock
 from parenv.records.checkpoint import load_checkpoint, save_checkpoint
 
 _log = logging.getLogger("parenv")
@@ -48,17 +48,13 @@ class RunFolder:
                 f"the folder {self.path} cannot be used: {error.strerror}. Choose another folder."
             ) from None
         _locked.add(self)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(self._lock, self.path, "run"):
             holder = os.pread(self._lock, 1000, 0).decode(errors="replace").strip()
             self._close()
             raise ConfigurationError(
                 f"the folder {self.path} is used by another run, {holder or 'which has just begun'}. "
                 "Wait for the end of that run, or choose another folder."
-            ) from None
-        except OSError:
-            _log.warning("%s is on a file system without locks: a second run there would not be noticed", self.path)
+            )
         with contextlib.suppress(OSError):  # On a full disk, the lock holds without the words.
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
@@ -69,9 +65,7 @@ class RunFolder:
     def unlock(self) -> None:
         """End the use of the folder. Idempotent."""
         if self._lock is not None:
-            # A child that native code has forked has the descriptor too, so closing it would not suffice.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+            unlock(self._lock)
             self._close()
 
     def newest(self) -> Any:

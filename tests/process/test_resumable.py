@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import random
 import resource
@@ -435,19 +433,6 @@ def test_a_forked_child_in_the_block_ends_by_sigterm(tmp_path: Path) -> None:
         assert status_of(lambda: os.kill(os.getpid(), signal.SIGTERM)) == -signal.SIGTERM
         run.step()
     assert checkpoints(tmp_path)[-1] == "step-000000000001.ckpt"
-
-
-def test_a_file_system_without_locks_is_used_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with caplog.at_level("WARNING", logger="parenv"), resumable(tmp_path) as run:
-        run.step()
-    assert "is on a file system without locks: a second run there would not be noticed" in caplog.text
-    assert len(checkpoints(tmp_path)) == 2
 
 
 def test_a_pool_of_two_runs_is_refused(tmp_path: Path) -> None:
