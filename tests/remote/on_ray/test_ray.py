@@ -197,13 +197,13 @@ def test_a_host_that_ends_is_replaced(make_hosts: Any, word: bytes, caplog: pyte
     ended = driver.hear()
     ended.connection.sendall(word)
     until(lambda: hosts.problems() != [])
-    assert hosts.problems()[0].startswith("1 of 1 worker hosts have ended; Ray's log of them says why")
+    assert hosts.problems()[0].startswith("1 of 1 worker hosts have ended. See Ray's log of them")
     assert ray.get(hosts._hosts[0].ended) is None, "a driver would unpickle this"
     assert driver.hears_nobody(for_s=0.2)
     with caplog.at_level(logging.WARNING, logger="parenv"):
         hosts.tend()
     assert [record.getMessage() for record in caplog.records] == [
-        "worker host 0 of Ray has ended; another takes its place"
+        "worker host 0 of Ray has ended, and will be replaced"
     ]
     assert driver.hear().num_workers == 1
     assert hosts.problems(joined=1) == []
@@ -312,7 +312,7 @@ def test_a_ray_that_was_shut_down_is_let_be(cluster: RayCluster, driver: Driver,
         host = driver.hear()
         said, _ = script.communicate(timeout=LATE_S)
     assert script.returncode == 0
-    assert said == "['Ray was shut down, and with it all worker hosts']\n"
+    assert said == "['Ray was shut down, which has ended all worker hosts']\n"
     until(lambda: are_gone(host.processes), seconds=SOON_S)
 
 
