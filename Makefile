@@ -23,11 +23,15 @@ test-lowest: .venv-lowest/done
 		tests/unit/test_rollout.py tests/process/test_drop_in.py tests/process/test_rollouts.py tests/process/test_calls.py \
 		tests/process/test_gradients.py tests/test_readme.py::test_a_vector_env_steps
 
+# Last, and alone: the hundred million rounds occupy all cores for an hour and a half.
+WAKE_UP = tests/unit/test_wake_up.py
+
 soak: .venv/dev
 	$(PIP) --group vector-envs --group loggers
 	.venv/bin/pytest -m "not soak" tests/process/test_loggers.py tests/process/test_jax.py tests/process/test_libraries_of_vector_envs.py
-	.venv/bin/pytest -m soak --timeout 1200 --numprocesses 3 --dist worksteal --ignore tests/soak
+	.venv/bin/pytest -m soak --timeout 1200 --numprocesses 3 --dist worksteal --ignore tests/soak --deselect $(WAKE_UP)
 	.venv/bin/pytest -m soak --timeout 1200 -s tests/soak
+	.venv/bin/pytest -m soak $(WAKE_UP)
 
 lint: .venv/dev
 	.venv/bin/ruff check .
