@@ -1,4 +1,4 @@
-"""Vector envs and env runners of other libraries, as ``parenv bench`` measures them: whichever are installed."""
+"""Check that ``parenv bench`` steps the vector envs and env runners of other libraries as often as it reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
 
 
 def counted(path: Path) -> Callable[[], Any]:
-    """Makes environments that write down the process of every env step, and are to be reset after each third."""
+    """Return a factory of environments with episodes of 3 steps. Each step appends its process id to a file."""
 
     def write(env: Any) -> None:
         with path.open("a") as file:
@@ -70,7 +70,7 @@ close()
 
 
 @pytest.mark.skipif(not other_libraries.has_rllib(), reason="needs ray[rllib]")
-def test_the_figure_of_rllib_counts_the_env_steps_that_its_runners_made(
+def test_the_measured_rate_of_rllib_counts_the_env_steps_of_its_runners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))

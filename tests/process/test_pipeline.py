@@ -1,4 +1,4 @@
-"""The off-policy pipeline: who takes turns when, and what is bounded."""
+"""Check that the off-policy pipeline keeps the ratio of samples to inserts within bounds and loses no rollout."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_samples_per_insert_stay_within_the_buffer_and_nothing_is_lost(
     assert limiter.ratio == pytest.approx(samples_per_insert, rel=0.1, abs=300 / inserted)
 
 
-def test_sizes_that_could_stand_still_are_refused() -> None:
+def test_sizes_that_could_deadlock_are_refused() -> None:
     limiter = RateLimiter(8.0, min_size_to_sample=10, error_buffer=20)
     with ledger_pool(1) as pool, pytest.raises(ConfigurationError, match="error_buffer"):
         next(pipeline(pool, limiter, 32))
 
 
-def test_a_stream_that_need_not_wait_says_when_there_is_nothing(tmp_path: Path) -> None:
+def test_a_stream_that_does_not_wait_yields_none_if_no_rollout_is_ready(tmp_path: Path) -> None:
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
     waits = False

@@ -1,4 +1,4 @@
-"""Policies by name: versions, settings, carries and draws of their own, and versions that are frozen."""
+"""Check named policies: each has its own versions, settings and recurrent state, and versions can be frozen."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TWO = {"hen": act, "fox": act}
 
 
 class Scorer(torch.nn.Module):
-    """Says which weights it acts with."""
+    """Module that returns its weights with each action."""
 
     def __init__(self, value: float = 0.0) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def scorer(value: float = 0.0, name: str = "weight") -> TorchPolicy:
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.more)])
-def test_what_is_given_under_two_names_has_versions_under_each(num_workers: int) -> None:
+def test_one_policy_object_under_two_names_has_separate_versions(num_workers: int) -> None:
     both = scorer()
     with named_pool(2, hen=both, fox=both, num_workers=num_workers, mode="sync", rollout_length=4) as pool:
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=80)), start=1):
@@ -85,7 +85,7 @@ def test_what_is_given_under_two_names_has_versions_under_each(num_workers: int)
         assert min(pool.policy_versions.values()) > 1
 
 
-def test_policies_that_share_parameters_have_no_gradient_of_each() -> None:
+def test_gradients_of_policies_that_share_parameters_are_refused() -> None:
     both, how = scorer(), {"parallelism": "gradient", "loss_fn": act}
     other = TorchPolicy(Scorer(), "act", ("actions", "weight", "count"))
     other.module.weight = both.module.weight
@@ -133,7 +133,7 @@ def test_the_lag_of_every_policy_stays_within_the_bound(on_stale: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", WAYS)
-def test_a_carry_begins_anew_with_each_life_of_an_agent_and_lasts_from_one_rollout_to_the_next(kind: Any) -> None:
+def test_a_carry_lasts_across_rollouts_and_is_reset_with_each_life_of_an_agent(kind: Any) -> None:
     lived: dict[tuple[int, str], int] = {}
     with named_pool(3, kind, hen=Counter(), fox=Counter(), rollout_length=5) as pool:
         for rollout in pool.rollouts(Stop(env_steps=1000)):
@@ -150,7 +150,7 @@ def test_a_carry_begins_anew_with_each_life_of_an_agent_and_lasts_from_one_rollo
 
 
 @pytest.mark.parametrize("kind", WAYS)
-def test_returns_and_lengths_are_those_of_each_agents_life_and_of_whole_episodes(kind: Any) -> None:
+def test_returns_and_lengths_are_counted_per_life_of_an_agent_and_per_episode(kind: Any) -> None:
     sums: dict[Any, list[float]] = {}
     whole: dict[Any, float] = {}
     audited = 0
@@ -179,7 +179,7 @@ def test_returns_and_lengths_are_those_of_each_agents_life_and_of_whole_episodes
     assert audited > 50
 
 
-def test_transitions_and_returns_leave_out_who_is_not_there() -> None:
+def test_transitions_and_returns_leave_out_absent_agents() -> None:
     from parenv.returns import discounted_returns
 
     with named_pool(3, ScriptedTurns, rollout_length=9) as pool:
@@ -204,7 +204,7 @@ def test_transitions_and_returns_leave_out_who_is_not_there() -> None:
 def test_a_frozen_version_plays_on_as_it_was(kind: Any, num_workers: int) -> None:
     hen, fox = scorer(), scorer(100.0)
     seen: set[str] = set()
-    # What is released is kept for as long as a slow worker has it in an episode: max_frozen is high.
+    # A released version is kept until no episode of a slow worker uses it, so max_frozen must be high.
     with named_pool(
         4, kind, hen=hen, fox=fox, policy_of=opponents, num_workers=num_workers, rollout_length=6, max_frozen=100
     ) as pool:
@@ -235,7 +235,7 @@ def test_a_frozen_version_plays_on_as_it_was(kind: Any, num_workers: int) -> Non
     assert len(seen) > 5
 
 
-def test_a_version_that_is_released_is_gone_once_no_episode_has_it_and_there_is_room_for_another() -> None:
+def test_a_released_version_makes_room_when_no_episode_uses_it() -> None:
     hen = scorer()
     with named_pool(
         2, hen=hen, fox=scorer(), policy_of=opponents, num_workers=1, rollout_length=4, max_frozen=1
@@ -261,6 +261,8 @@ def test_a_version_that_is_released_is_gone_once_no_episode_has_it_and_there_is_
 
 def test_a_policy_without_a_module_can_be_frozen_too() -> None:
     class Says(Policy):
+        """Policy that returns its number with each action."""
+
         def __init__(self, number: int) -> None:
             self.number = number
 
@@ -281,7 +283,7 @@ def test_a_policy_without_a_module_can_be_frozen_too() -> None:
 
 
 @pytest.mark.parametrize("kind", WAYS)
-def test_runs_with_one_seed_are_the_same_to_the_bit(kind: Any) -> None:
+def test_runs_with_one_seed_are_bitwise_identical(kind: Any) -> None:
     def run() -> Iterator[Any]:
         torch.manual_seed(0)
         with named_pool(
@@ -308,7 +310,7 @@ def all_of(rollout: Any) -> Any:
 @pytest.mark.more
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", WAYS)
-def test_a_run_goes_on_from_its_state_to_the_bit_with_frozen_opponents(
+def test_a_run_with_frozen_opponents_continues_bitwise_from_its_state(
     kind: Any, num_workers: int, tmp_path: Path
 ) -> None:
     def pool() -> AsyncWorkerPool:
@@ -359,7 +361,7 @@ def test_the_state_of_a_pool_with_other_policies_is_refused() -> None:
                 pool.load_state_dict(states[others])
 
 
-def test_environments_that_offer_no_state_begin_anew() -> None:
+def test_environments_without_get_state_begin_a_new_episode() -> None:
     class Stateless(Scripted):
         get_state = property()
 
@@ -397,7 +399,9 @@ def test_a_recorded_run_can_be_replayed(kind: Any, tmp_path: Path) -> None:
 @pytest.mark.more
 @pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_evaluating_plays_whole_episodes_of_everybody_and_disturbs_nothing(kind: Any, num_workers: int) -> None:
+def test_an_evaluation_plays_whole_episodes_of_all_agents_and_does_not_disturb_rollouts(
+    kind: Any, num_workers: int
+) -> None:
     found: Ledger = {}
     with named_pool(4, kind, num_workers=num_workers, mode="sync", rollout_length=6) as pool:
         for rollout in pool.rollouts(Stop(env_steps=600)):
@@ -415,7 +419,7 @@ def test_evaluating_plays_whole_episodes_of_everybody_and_disturbs_nothing(kind:
 
 
 def obey(orders: Path, where: str) -> None:
-    """Fail, once, if that is what is wanted here."""
+    """Fail if the file of orders requests a failure at this place, and remove the file, so that it happens once."""
     try:
         wanted, how = orders.read_text().split()
     except (FileNotFoundError, ValueError):
@@ -428,7 +432,7 @@ def obey(orders: Path, where: str) -> None:
 
 
 class Doom:
-    """Ends its worker when it is told to, in the midst of an episode or between two."""
+    """Mixin that makes the environment with env_id 3 follow orders to fail in a step or in a reset."""
 
     orders: Path
 
@@ -473,7 +477,7 @@ stamp = RolloutWriter.stamp
 
 
 def set_up(orders: Path, worker: int) -> None:
-    """In worker 1, which is the one to fail: look for orders there too where it acts and commits."""
+    """Make worker 1 follow orders to fail while it writes a commit record, between two fields."""
     if worker == 1:
 
         def stamp_obediently(writer: RolloutWriter, **commit: float) -> None:
@@ -489,7 +493,7 @@ def set_up(orders: Path, worker: int) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("kind", [Doomed, DoomedTurns])
 @pytest.mark.parametrize(("where", "how"), PLACES)
-def test_whatever_ends_a_worker_its_agents_begin_anew_and_nothing_is_lost_or_delivered_twice(
+def test_after_any_failure_of_a_worker_each_delivered_transition_arrives_once(
     kind: Any, mode: Any, where: str, how: str, tmp_path: Path
 ) -> None:
     orders = tmp_path / "orders"
@@ -583,7 +587,7 @@ def test_tensors_have_the_fields_of_the_arrays() -> None:
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that numpy cannot read, as one of a GPU."""
+    """Tensor that numpy cannot read, like a tensor on a GPU."""
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
@@ -667,12 +671,12 @@ def test_environments_that_named_policies_do_not_take_are_refused(env_fn: Any, m
         (lambda agent, episode: "hen", "policy 'hen' must have the same spaces, but 'fox_0' and 'hen_0' have"),
     ],
 )  # fmt: skip
-def test_what_policy_of_answers_wrongly_is_said(policy_of: Any, message: str, num_workers: int) -> None:
+def test_a_wrong_result_of_policy_of_is_an_error(policy_of: Any, message: str, num_workers: int) -> None:
     with pytest.raises(ConfigurationError, match=message):
         named_pool(2, policy_of=policy_of, num_workers=num_workers)
 
 
-def test_a_policy_of_that_changes_its_mind_later_is_said() -> None:
+def test_a_policy_of_that_returns_an_unfit_policy_later_is_an_error() -> None:
     def late(agent: str, episode: Any) -> str:
         return "fox" if episode.number < 10 and agent.startswith("fox") else "hen"
 
@@ -691,7 +695,7 @@ def test_a_policy_of_that_changes_its_mind_later_is_said() -> None:
         (lambda seen: np.zeros((len(seen), 2)), PolicyOutputError, "'hen' for agent 'hen_0': the policy must return"),
     ],
 )  # fmt: skip
-def test_a_policy_that_does_not_fit_its_agents_is_said_with_both_names(policy: Any, error: Any, message: str) -> None:
+def test_the_error_for_a_policy_that_does_not_fit_names_policy_and_agent(policy: Any, error: Any, message: str) -> None:
     class Floats(Scripted):
         def observation_space(self, agent: str) -> Any:
             return gym.spaces.Box(-1, 1, (self.width(agent),), np.float32)
@@ -703,7 +707,7 @@ def test_a_policy_that_does_not_fit_its_agents_is_said_with_both_names(policy: A
         named_pool(1, Floats, hen=policy)
 
 
-def test_wrong_names_and_versions_are_said_when_they_are_published() -> None:
+def test_publish_refuses_wrong_names_and_versions() -> None:
     with named_pool(1, hen=scorer(), rollout_length=4) as pool:
         for given, message in [
             ({"cat": act}, r"the name of a policy must be one of \['hen', 'fox'\], got 'cat'"),
@@ -725,7 +729,7 @@ def test_wrong_names_and_versions_are_said_when_they_are_published() -> None:
                 ask()
 
 
-def test_a_name_or_a_field_that_is_not_there_is_an_error_that_says_what_there_is() -> None:
+def test_the_error_for_a_missing_name_or_field_lists_the_alternatives() -> None:
     with AsyncWorkerPool("CartPole-v1", {"a": lean}, num_envs=2, num_workers=0, rollout_length=4) as pool:
         rollout, episodes = next(pool.rollouts()), pool.evaluate(2)
     with pytest.raises(KeyError, match=r"no policy 'b' acted in this rollout, only \['a'\]"):
@@ -742,7 +746,7 @@ def test_a_name_or_a_field_that_is_not_there_is_an_error_that_says_what_there_is
 
 
 class Silent(Scripted):
-    """Says nothing of one agent."""
+    """Environment that returns no reward for one of its agents."""
 
     def step(self, actions: Any) -> Any:
         seen, rewards, *others = super().step(actions)
@@ -751,7 +755,7 @@ class Silent(Scripted):
 
 
 class Stranger(Scripted):
-    """Has an agent that it did not name."""
+    """Environment with an agent that is missing in ``possible_agents``."""
 
     def _there(self) -> list[str]:
         return [*super()._there(), "dog_0"] if self.now == 2 else super()._there()
@@ -786,7 +790,7 @@ class Nobody(Scripted):
         (Nobody, "must leave at least one agent, but env_id 0 has none"),
     ],
 )
-def test_an_environment_that_breaks_the_rules_is_said(kind: Any, message: str) -> None:
+def test_an_environment_that_violates_the_agent_api_is_an_error(kind: Any, message: str) -> None:
     with (
         pytest.raises(ObservationError, match=message),
         AsyncWorkerPool(scripted(1, kind), {"all": act} if kind is Stranger else TWO,
@@ -796,7 +800,7 @@ def test_an_environment_that_breaks_the_rules_is_said(kind: Any, message: str) -
             pass
 
 
-def test_environments_with_other_agents_are_said() -> None:
+def test_environments_with_different_agents_are_refused() -> None:
     class Fewer(Scripted):
         def __init__(self, env_id: int) -> None:
             super().__init__(env_id)
@@ -809,7 +813,7 @@ def test_environments_with_other_agents_are_said() -> None:
         AsyncWorkerPool(makers, TWO, policy_of=species, num_workers=2)
 
 
-def test_what_an_agent_raises_says_where_it_began() -> None:
+def test_an_exception_of_an_environment_has_its_env_id_as_cause() -> None:
     class Hot(Scripted):
         def step(self, actions: Any) -> Any:
             if self.episode == 2:
@@ -842,7 +846,7 @@ def test_workers_load_versions_answer_questions_and_are_traced_as_with_one_polic
     assert (tmp_path / "trace.json").stat().st_size > 100
 
 
-def test_an_action_that_is_not_finite_is_said_with_its_agent() -> None:
+def test_the_error_for_an_action_that_is_not_finite_names_the_agent() -> None:
     class Analog(Scripted):
         def action_space(self, agent: str) -> Any:
             return gym.spaces.Box(-1, 1, (1,), np.float32)

@@ -1,4 +1,4 @@
-"""The bound on the policy lag, with a worker that straggles; and what repeats."""
+"""Check the bound on the policy lag with a slow worker, and that runs with one seed are reproducible."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_publishing_past_the_bound_is_refused_and_changes_nothing() -> None:
 
 
 class Reporting(Policy):
-    """Reports its settings."""
+    """Policy that returns its setting ``epsilon`` with each action."""
 
     def act(self, observations: Any, carry: Any) -> Action:
         epsilon = np.full(len(observations), self.settings.get("epsilon", 0.0))
@@ -107,7 +107,7 @@ def cartpole_rollouts(num_workers: int, policy: Any, seed: int) -> Any:
     return {name: np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in names}
 
 
-def test_sync_runs_of_the_same_seed_and_layout_are_equal_to_the_bit() -> None:
+def test_sync_runs_of_the_same_seed_and_layout_are_bitwise_identical() -> None:
     for num_workers in (0, 2):
         first, second, other = (cartpole_rollouts(num_workers, noisy, seed) for seed in (1, 1, 2))
         assert all(first[name].tobytes() == second[name].tobytes() for name in first)
@@ -123,7 +123,7 @@ def test_the_stream_of_a_sub_environment_does_not_depend_on_the_number_of_worker
         assert all(first[name].tobytes() == other[name].tobytes() for name in first)
 
 
-def test_sub_environments_have_different_seeds_and_inline_workers_leave_the_caller_s_alone() -> None:
+def test_sub_environments_have_different_seeds_and_the_global_generator_is_unchanged() -> None:
     np.random.seed(0)
     before = np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr]
     observations = cartpole_rollouts(0, noisy, 3)["observations"]

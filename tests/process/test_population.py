@@ -1,4 +1,4 @@
-"""Populations on real workers: the same whoever has the turn, whoever dies, and after a checkpoint."""
+"""Check populations on worker processes: determinism, deaths of workers and members, checkpoints and fitness."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_normalised() -> Any:
 @pytest.mark.parametrize(
     ("evolve", "env_fn"), [(EVOLVES[0], Short), (EVOLVES[1], Short), (EVOLVES[0], make_normalised)]
 )
-def test_a_sync_population_comes_to_the_same_on_any_number_of_workers(evolve: Any, env_fn: Any, tmp_path: Path) -> None:
+def test_a_sync_population_does_not_depend_on_the_number_of_workers(evolve: Any, env_fn: Any, tmp_path: Path) -> None:
     runs = [
         after(tmp_path / str(num_workers), 42, num_workers=num_workers, evolve=evolve, env_fn=env_fn)
         for num_workers in (0, 1, 3)
@@ -76,7 +76,7 @@ def test_killed_workers_change_nothing_in_a_sync_population(tmp_path: Path) -> N
 @pytest.mark.more
 @pytest.mark.parametrize("evolve", EVOLVES)
 @pytest.mark.parametrize("turns", [7, 20])
-def test_a_run_goes_on_from_a_checkpoint_to_the_bit(evolve: Any, turns: int, tmp_path: Path) -> None:
+def test_a_run_continues_bitwise_from_a_checkpoint(evolve: Any, turns: int, tmp_path: Path) -> None:
     whole = after(tmp_path / "whole", 42, evolve=evolve)
     path, checkpoint = tmp_path / "parts", tmp_path / "checkpoint"
     known = []
@@ -142,7 +142,7 @@ def test_perturbed_values_act_from_the_first_update_of_a_child(tmp_path: Path) -
     for report in reports:
         assert report.metrics is not None
         assert report.metrics["lr"] == report.hyperparameters["lr"]
-        # What is no hyper-parameter is the parent's: it has made as many updates as its whole line of descent.
+        # A child inherits the count of updates, as every part that is not a hyperparameter.
         assert report.metrics["updates"] == 2 * report.turn or report.parent is not None or report.ancestor >= 0
 
 
@@ -150,7 +150,7 @@ TARGET = 1.2
 
 
 def quadratic(theta: Any) -> float:
-    """What is wanted, of Jaderberg et al. 2017 (arXiv:1711.09846), section 3.3."""
+    """Return the objective of the toy example of Jaderberg et al. 2017 (arXiv:1711.09846), section 3.3."""
     return float(TARGET - (theta**2).sum())
 
 
@@ -159,7 +159,7 @@ def make_theta(hyperparameters: dict[str, float]) -> Member:
 
 
 def ascend(theta: Any, hyperparameters: dict[str, float]) -> Any:
-    """Gradient ascent on a surrogate that knows of as much of each parameter as the hyper-parameters say."""
+    """Take four steps of gradient ascent on the surrogate, which weights each parameter by a hyperparameter."""
     weights = np.array([hyperparameters["h0"], hyperparameters["h1"]])
     for _ in range(4):
         theta = theta - 0.01 * 2 * weights * theta
@@ -263,7 +263,7 @@ def test_a_member_that_raises_has_died_and_becomes_the_child_of_one_that_lives(n
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("evolve", [Tournament(size=1, every=4), Generational(every=4, fraction=0.5)])
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_where_all_have_died_what_the_last_one_died_of_is_raised(num_workers: int, evolve: Any) -> None:
+def test_the_last_error_is_raised_if_all_members_have_died(num_workers: int, evolve: Any) -> None:
     def fails(member: Member, rollout: Any) -> None:
         raise OverflowError(f"member {member.number} went too far")
 
@@ -275,7 +275,7 @@ def test_where_all_have_died_what_the_last_one_died_of_is_raised(num_workers: in
 
 
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_a_member_that_kills_its_workers_has_died_after_a_few() -> None:
+def test_a_member_that_kills_three_workers_has_died() -> None:
     def kills(member: Member, rollout: Any) -> None:
         if member.hyperparameters["h0"] > 0.9:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -311,7 +311,7 @@ def test_workers_that_die_more_often_than_allowed_end_the_population() -> None:
         members.reports()
 
 
-def test_a_score_that_is_no_number_is_worth_less_than_any() -> None:
+def test_a_nan_score_ranks_below_every_other() -> None:
     score = Fitness(episodes=0, score=lambda member, episodes: np.nan if member.number == 0 else -member.number)
     toy = {**TOY, "fitness": score, "size": 3}
     with population(**toy, evolve=Tournament(size=2, every=4), num_workers=0) as members:
@@ -323,7 +323,7 @@ def test_a_score_that_is_no_number_is_worth_less_than_any() -> None:
 
 
 class Shaped(Short):
-    """The reward for learning, which is worth nothing in the end."""
+    """Environment with a shaped reward, which does not count for the fitness."""
 
     def step(self, action: Any) -> Any:
         observation, _, *rest = super().step(action)
@@ -341,7 +341,7 @@ def test_fitness_is_measured_in_environments_of_its_own() -> None:
     assert report.score == report.episodes.mean_return
 
 
-def test_normalising_statistics_are_the_members_and_go_to_its_children() -> None:
+def test_normalization_statistics_belong_to_a_member_and_are_inherited() -> None:
     envs: list[Any] = []
 
     def make_env() -> Any:
@@ -359,12 +359,12 @@ def test_normalising_statistics_are_the_members_and_go_to_its_children() -> None
         assert measuring.obs_rms.count == envs[0].obs_rms.count
         assert not measuring.update_running_mean
     counts = {(report.member, report.turn): report.metrics["count"] for report in reports if report.metrics}
-    # Thirty steps and eleven resets in each turn; a child goes on from what its parent has seen.
+    # Each training round has 30 steps and 11 resets. A child continues with the statistics of its parent.
     assert counts == {key: pytest.approx(41 * turn, abs=0.01) for key in counts for turn in [_observed(reports, *key)]}
 
 
 def _observed(reports: Any, member: int, turn: int) -> int:
-    """How many turns there are on the way from the first ancestor."""
+    """Return the number of training rounds in the line of descent that ends with a round of a member."""
     line = {(report.member, report.turn): report for report in reports}
     parent = line[member, turn].parent
     if turn == 1:
@@ -372,7 +372,7 @@ def _observed(reports: Any, member: int, turn: int) -> int:
     return 1 + _observed(reports, member if parent is None else parent, turn - 1)
 
 
-def test_what_a_member_may_do_before_it_is_measured_is_said() -> None:
+def test_a_member_acts_deterministically_only_for_its_fitness() -> None:
     asked = []
 
     class Careful(parenv.Policy):
@@ -389,7 +389,7 @@ def test_what_a_member_may_do_before_it_is_measured_is_said() -> None:
 
 
 class Placed:
-    """Learns, as a module does, where it is put."""
+    """Part of a member that stores the device to which it is moved."""
 
     def parameters(self) -> list[Any]:
         return []
@@ -405,7 +405,7 @@ class Placed:
 
 
 @pytest.mark.more
-def test_each_worker_has_its_members_learn_on_the_device_whose_turn_it_is() -> None:
+def test_each_worker_trains_its_members_on_its_own_device() -> None:
     def make_placed(hyperparameters: dict[str, float]) -> Member:
         return Member(lambda observations: np.zeros(len(observations), np.int64), learner=Placed())
 
@@ -421,7 +421,7 @@ def test_each_worker_has_its_members_learn_on_the_device_whose_turn_it_is() -> N
 
 
 @pytest.mark.more
-def test_only_scores_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_members_are_not_sent_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
     from_frames = parenv.placement.local.from_frames  # type: ignore[attr-defined]
 
@@ -457,7 +457,7 @@ def test_many_members_take_little_more_memory_than_their_states() -> None:
 
 
 @pytest.mark.more
-def test_what_is_under_way_when_a_stream_ends_comes_with_the_next() -> None:
+def test_rounds_in_progress_at_the_end_of_a_stream_are_reported_by_the_next() -> None:
     with population() as members:
         first = list(members.reports(Stop(env_steps=32 * 3)))
         second = list(members.reports(Stop(env_steps=32 * 3)))
@@ -475,7 +475,7 @@ def test_a_stream_ends_with_a_score_or_in_time() -> None:
 
 
 @pytest.mark.more
-def test_populations_that_are_let_go_leave_nothing_behind() -> None:
+def test_a_deleted_population_leaves_nothing_behind() -> None:
     members = population()
     next(members.reports())
     assert repr(members).startswith("<Population of 6 members on 2 workers: Tournament(")
@@ -514,7 +514,7 @@ def make_none(hyperparameters: dict[str, float]) -> Any:
         ({"make_member": make_none}, "make_member must return a parenv.Member"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_learns(given: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_before_training(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         population(**given)
 
@@ -526,7 +526,7 @@ def test_fitness_without_episodes_needs_a_score() -> None:
         Fitness(score=3)  # type: ignore[arg-type]
 
 
-def test_there_is_no_member_that_has_not_had_a_turn() -> None:
+def test_a_member_has_no_state_before_its_first_training_round() -> None:
     with population(num_workers=0) as members:
         with pytest.raises(ConfigurationError, match="member 3 has no state before its first training round"):
             members.member(3)
@@ -536,7 +536,7 @@ def test_there_is_no_member_that_has_not_had_a_turn() -> None:
 
 
 @pytest.mark.more
-def test_a_full_disk_under_the_lineage_is_said_once_and_names_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_error_that_names_the_lineage(tmp_path: Path) -> None:
     path = tmp_path / "lineage"
     path.symlink_to("/dev/full")
     with (

@@ -1,4 +1,4 @@
-"""postprocess of policies by name: called with each policy and its rows."""
+"""Check that ``postprocess`` is called with each named policy and the rows of its agents."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from parenv.policy.policy import Action
 
 
 class Scales(Policy):
+    """Policy with the scale and the shape that :func:`scaled` uses."""
+
     def __init__(self, scale: float, shape: tuple[int, ...] = ()) -> None:
         self.scale, self.shape = scale, shape
 
@@ -22,7 +24,7 @@ class Scales(Policy):
 
 
 def scaled(policy: Any, rows: Any) -> Any:
-    """Twice the rewards, or so; policies may return arrays of different shapes, or none."""
+    """Return ``rewards * scale + 1`` with the trailing axes of the policy, or no array if the scale is 0."""
     assert "scaled" not in rows.extras
     assert (rows.extras["seen"] == rows.observations[..., 2])[rows.alive].all()
     assert len(rows.transitions()) == rows.alive.sum() > 0
@@ -65,7 +67,7 @@ def test_every_policy_adds_to_its_own_rows(kind: Any, num_workers: int, policy_o
     assert names == ({"hen", "fox"} if policy_of is species else {"hen", "chick", "fox", "hen@0"})
 
 
-def test_what_it_returns_wrongly_is_said_with_the_policy() -> None:
+def test_the_error_for_a_wrong_result_of_postprocess_names_the_policy() -> None:
     for returned, message in (
         (
             {"few": np.zeros(4)},

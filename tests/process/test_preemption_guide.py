@@ -1,7 +1,7 @@
-"""The program, the job script and the manifest of the guide to preemption, with stand-ins for Slurm and Kubernetes.
+"""Run the program, job script and manifest of the preemption guide with stand-ins for Slurm and Kubernetes.
 
-Time passes in lines of output, and the program waits after each until it has been read, so that the outcome does not
-depend on the speed of the machine.
+Time limits are counted in lines of output. The program waits after each line until the test has read it, so the result
+does not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def block(language: str) -> str:
 
 
 def put_program(folder: Path) -> int:
-    """Write the program of the guide, which waits for a byte after each line. Return the descriptor for the bytes."""
+    """Write the program of the guide, changed to wait for a byte after each line. Return where to write the bytes."""
     os.mkfifo(folder / "seen")
     wait = '\n            open("seen", "rb", buffering=0).read(1)'
     (folder / "train.py").write_text(block("python").replace("flush=True)", f"flush=True){wait}"))
@@ -44,7 +44,7 @@ def put_program(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Output of the program if nothing stops it."""
+    """Return the output of the program without preemption."""
     folder = tmp_path_factory.mktemp("whole")
     seen = put_program(folder)
     os.write(seen, bytes(9))
@@ -64,7 +64,18 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 class Allocation:
-    """A process with a limit, measured in lines of its output, after which ``warn`` is called with the process."""
+    """Finished process of a job.
+
+    Args:
+        command: Command line of the process.
+        folder: Working directory.
+        limit: Number of output lines after which ``warn`` is called. ``None``: never.
+        warn: Function that is called with the process.
+
+    Attributes:
+        lines: Output of the process.
+        code: Exit status of the process.
+    """
 
     def __init__(self, command: list[str], folder: Path, limit: int | None, warn: Callable[[Any], object]) -> None:
         bin_folders = [str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
@@ -84,7 +95,7 @@ class Allocation:
 
 
 def slurm(script: Path, limits: list[int | None], warn: Callable[[Any], object]) -> list[Allocation]:
-    """Run a job script as Slurm does: again, if it has been requeued. Each allocation has a limit."""
+    """Run a job script as Slurm does, once per limit, and repeat it only if it has requeued itself."""
     assert "#SBATCH --requeue" in script.read_text(), "the job could not be requeued"
     ran = []
     for limit in limits:
@@ -96,7 +107,7 @@ def slurm(script: Path, limits: list[int | None], warn: Callable[[Any], object])
 
 
 def step_of(job: Any) -> psutil.Process:
-    """The stand-in for srun that a job script has started."""
+    """Return the process of the srun stand-in that a job script has started."""
     (found,) = [child for child in psutil.Process(job.pid).children() if "srun" in " ".join(child.cmdline())]
     return found
 
@@ -129,7 +140,7 @@ def test_a_cancelled_job_is_saved_and_not_requeued(script: Path) -> None:
 
     (ran,) = slurm(script, [1, None], cancel)
     assert ran.code == -signal.SIGTERM
-    # The output is at its end when the training has ended.
+    # The pipe for the output is closed only when the training has ended, so all messages are written.
     assert (script.parent / "errors").read_text().count("SIGTERM has arrived: the run is saved in run/step-") == 1
 
 
@@ -140,7 +151,7 @@ def test_a_job_that_fails_is_not_requeued(script: Path) -> None:
 
 
 def kubernetes(manifest: dict[str, Any], folder: Path, limits: list[int | None]) -> tuple[str, list[Allocation]]:
-    """Run the pods of a Job as its controller does, and return how it ends. Each pod is evicted at a limit."""
+    """Run the pods of a Job as its controller does, and evict each at its limit. Return the condition of the Job."""
     spec = manifest["spec"]
     template = spec["template"]["spec"]
     (container,) = template["containers"]

@@ -1,4 +1,4 @@
-"""prefetch="auto": when the number changes, and that nothing is lost by it."""
+"""Check that ``prefetch="auto"`` changes the number after its measurements and loses no transition."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def test_without_workers_that_run_ahead_the_pool_works_as_usual(options: dict[st
         ({"prefetch": "auto", "record": "run"}, 'prefetch="auto" cannot be combined with record or replay'),
     ],
 )
-def test_what_cannot_be_chosen_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_with_auto_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         AsyncWorkerPool("CartPole-v1", zeros, num_workers=0, **options)

@@ -1,4 +1,4 @@
-"""What a pool shows of itself while it runs: a table, lines, JSON, and TensorBoard's curves."""
+"""Check the progress display (table, text lines and JSON lines) and the curves for TensorBoard."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ def test_lines_of_json_have_the_names_of_metrics() -> None:
 
 
 class Terminal(io.StringIO):
+    """Terminal that interprets the control sequences of the progress display."""
+
     def isatty(self) -> bool:
         return True
 
     def screen(self) -> tuple[list[str], bool]:
-        """The lines that it shows, and whether the cursor."""
+        """Return the visible lines, and whether the cursor is visible."""
         lines, row, column, has_cursor = [""], 0, 0, True
         for command, text in re.findall(r"(\x1b\[[\d?;]*[A-Za-z]|[\r\n])|([^\x1b\r\n]+)", self.getvalue()):
             lines[row] = lines[row][:column] + text + lines[row][column + len(text) :]
@@ -73,7 +75,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
-def test_a_terminal_shows_one_table_with_the_figures_of_now(
+def test_a_terminal_shows_one_table_with_the_current_statistics(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -108,7 +110,7 @@ def test_a_narrow_terminal_has_all_figures(terminal: Terminal, monkeypatch: pyte
     assert all(len(row) == 34 and row.endswith("│") for row in rows)
 
 
-def test_a_terminal_that_shrinks_is_cleared_since_what_it_has_wrapped_cannot_be_found_again(
+def test_a_terminal_that_shrinks_is_cleared_because_wrapped_lines_cannot_be_located(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "REFRESH_S", 0.0)
@@ -169,7 +171,7 @@ def test_curves_are_over_env_steps(tmp_path: Path) -> None:
     with pool_of_ledgers() as pool, TensorBoardWriter(pool, tmp_path, every_s=0.0) as writer:
         for _ in pool.rollouts(Stop(env_steps=500)):
             writer.update()
-        pool.evaluate(2)  # The last point is written behind it.
+        pool.evaluate(2)  # The writer adds a last point when it closes.
         names = set(pool.metrics())
     found = EventAccumulator(str(tmp_path))
     found.Reload()
@@ -194,7 +196,7 @@ def test_without_tensorboard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
         TensorBoardWriter(pool, tmp_path)
 
 
-def test_a_file_gets_lines_even_where_colours_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_gets_lines_even_if_colours_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = io.StringIO()
     with pool_of_ledgers() as pool, ProgressDisplay(pool, file=shown) as display:

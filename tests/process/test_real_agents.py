@@ -1,4 +1,4 @@
-"""Environments of several agents as their authors ship them."""
+"""Check pools with real multi-agent environments of PettingZoo and MPE2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parenv.policy.policy import Action
 
 
 class Masked(Policy):
-    """Draws a legal action."""
+    """Policy that draws a legal action at random."""
 
     def act(self, observations: Any, carry: Any) -> Action:
         mask = observations["action_mask"]
@@ -47,7 +47,7 @@ def test_agents_with_other_spaces_have_policies_of_their_own() -> None:
             assert hunters.alive.all()
 
 
-def test_the_state_of_all_is_there_once_per_step_and_what_each_observes_is_part_of_it() -> None:
+def test_the_global_state_is_stored_once_per_step_and_contains_each_observation() -> None:
     with AsyncWorkerPool(SPREAD, {"all": zeros}, num_envs=2, num_workers=0, rollout_length=60) as pool:
         rollout: Any = next(pool.rollouts())
     rows = rollout["all"]
@@ -85,7 +85,7 @@ def _results(episodes: Any) -> Any:
     return zip(episodes.env_ids.tolist(), episodes.numbers.tolist(), episodes.returns.tolist(), strict=True)
 
 
-def test_who_dies_before_the_others_is_not_alive() -> None:
+def test_an_agent_that_dies_early_is_not_alive() -> None:
     random = np.random.default_rng(7)
 
     def shoot(observations: Any) -> Any:
@@ -106,7 +106,7 @@ def test_who_dies_before_the_others_is_not_alive() -> None:
     pytest.fail(f"{dead} rows of the dead and {ended} ends in 8,000 steps")
 
 
-def test_where_one_policy_is_wanted_environments_of_several_agents_are_refused_with_what_to_do() -> None:
+def test_multi_agent_environments_need_named_policies() -> None:
     for start in (
         lambda: AsyncWorkerPool(SPREAD, zeros, num_workers=1),
         lambda: ParallelVectorEnv([SPREAD], num_workers=1),

@@ -1,4 +1,4 @@
-"""Real environments through the pool, compared to the bit with a plain loop over the same seeds."""
+"""Check that a pool returns exactly the transitions of a plain loop over real environments with the same seeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(name: str) -> Any:
 
 
 def policy_for(space: Any) -> Any:
-    """Deterministic, and different for different observations."""
+    """Return a deterministic policy whose actions depend on the observations."""
 
     def act(observations: Any) -> Any:
         sums = observations.reshape(len(observations), -1).astype(np.float64).sum(axis=1)
@@ -47,7 +47,7 @@ def policy_for(space: Any) -> Any:
 def test_a_real_environment_runs_as_in_a_plain_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name.startswith("LunarLander"):
         pytest.importorskip("Box2D", reason="box2d has no wheel for Python 3.14")
-    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log where it runs.
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log file into the working directory.
     env = make(name)
     policy = policy_for(env.action_space)
     env.close()

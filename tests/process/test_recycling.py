@@ -1,4 +1,4 @@
-"""Environments that are made again after some episodes lose no transition, and get the seeds of the episode index."""
+"""Check that recycled environments lose no transition and get seeds that follow from the episode number."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ WAYS = {
 
 
 def never(folder: Path) -> Fault:
+    """Return a fault at a place that these tests never reach."""
     return Fault("load", False, folder)
 
 
 def lives_of(ledger: Ledger) -> dict[int, list[tuple[int, int]]]:
-    """Life and number of episodes of each environment, in order, by env_id."""
+    """Return ``(life, number of episodes)`` of each environment instance in order, by env_id."""
     found: dict[int, list[tuple[int, int]]] = {}
     for (env_id, _), lived in ledger.items():
         episodes = [key for key, _ in groupby(lived, lambda one: tuple(one.observation[1:3]))]
@@ -118,7 +119,7 @@ def test_a_vector_env_makes_its_environments_again_in_every_mode(
 
 
 class Seeded(gym.Env[Any, Any]):
-    """Shows the seed of its reset, which nothing else determines, and ends after a step."""
+    """Environment with episodes of one step, whose observation is the seed that was passed to ``reset``, or -1."""
 
     observation_space = gym.spaces.Box(-1, 1 << 33, (1,), np.int64)
     action_space = gym.spaces.Discrete(2)
@@ -132,6 +133,7 @@ class Seeded(gym.Env[Any, Any]):
 
 
 def seeds_shown(num_workers: int, recycle_episodes: int | None, **more: Any) -> list[list[int]]:
+    """Return the seeds of the resets of two environments in a rollout of 8 steps."""
     options = WorkerOptions(recycle_episodes=recycle_episodes)
     with AsyncWorkerPool(
         Seeded,
@@ -245,7 +247,7 @@ def native() -> Any:
     ],
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_native_vector_envs_refuse_it(num_workers: int, arguments: dict[str, Any], message: str) -> None:
+def test_recycling_of_native_vector_envs_is_refused(num_workers: int, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         AsyncWorkerPool(policy=lean, num_workers=num_workers, workers=WorkerOptions(recycle_episodes=2), **arguments)
 

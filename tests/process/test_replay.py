@@ -1,4 +1,4 @@
-"""An asynchronous run, done again from its journal: the same rollouts in the same order by the same versions."""
+"""Check that a replayed run has the rollouts, the order and the policy versions of the recorded run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from parenv.protocol.digests import rows_of
 
 
 class Uneven(gym.Env[Any, Any]):
-    """Steps take what the wall clock says, and differently long in every sub-environment."""
+    """Environment whose steps have irregular durations, which depend on the wall clock and on the env_id."""
 
     def __init__(self, env_id: int) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -60,7 +60,7 @@ def pool_of(net: Net, **more: Any) -> AsyncWorkerPool:
 
 
 def train(pool: AsyncWorkerPool, net: Net, stop: Stop, learning_rate: float = 0.01) -> list[Any]:
-    """A learner whose updates depend on every value and on the order of arrival."""
+    """Train with updates that depend on every observation and on the order of arrival. Return the received rollouts."""
     seen: list[Any] = []
     for rollout in pool.rollouts(stop):
         seen.append((rollout.worker, rollout.policy_version, rollout.policy_lag, rollout.observations.tobytes()))
@@ -79,7 +79,7 @@ def train(pool: AsyncWorkerPool, net: Net, stop: Stop, learning_rate: float = 0.
 @pytest.mark.parametrize(
     "more", one_in(2, [{}, {"max_policy_lag": 2}, {"max_policy_lag": 1, "on_stale": "drop"}, {"prefetch": 0}])
 )
-def test_an_asynchronous_run_is_replayed_to_the_bit(more: dict[str, Any], tmp_path: Path) -> None:
+def test_an_asynchronous_run_is_replayed_bitwise(more: dict[str, Any], tmp_path: Path) -> None:
     net, again = Net(), Net()
     with pool_of(net, record=tmp_path / "journal", **more) as pool:
         first = train(pool, net, Stop(env_steps=6 * 40))
@@ -94,7 +94,7 @@ def test_an_asynchronous_run_is_replayed_to_the_bit(more: dict[str, Any], tmp_pa
 
 @pytest.mark.more
 def test_two_runs_without_a_journal_are_not_the_same() -> None:
-    """Otherwise the test above would prove nothing."""
+    # If the order of arrival never varied, the replay test above would prove nothing.
     runs = []
     for _ in range(2):
         with pool_of(Net(), seed=3) as pool:
@@ -103,7 +103,7 @@ def test_two_runs_without_a_journal_are_not_the_same() -> None:
 
 
 @pytest.mark.more
-def test_gradients_are_replayed_to_the_bit(tmp_path: Path) -> None:
+def test_gradients_are_replayed_bitwise(tmp_path: Path) -> None:
     def loss_fn(policy: Any, rollout: Any) -> Any:
         return (policy.module.weight * rollout.observations.mean((0, 1))).sum() * rollout.rewards.mean()
 
@@ -136,7 +136,7 @@ def test_a_divergence_is_reported_at_the_first_rollout_that_differs(mode: Any, t
 
 
 @pytest.mark.more
-def test_a_loop_that_does_something_else_is_told_so(tmp_path: Path) -> None:
+def test_a_loop_with_other_calls_is_an_error_that_names_both_calls(tmp_path: Path) -> None:
     net = Net()
     with pool_of(net, record=tmp_path / "journal") as pool:
         train(pool, net, Stop(env_steps=6 * 20))
@@ -158,7 +158,7 @@ def test_a_loop_that_does_something_else_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
-def test_what_came_too_late_then_comes_too_late_again(tmp_path: Path) -> None:
+def test_a_replayed_stream_yields_none_at_the_recorded_places(tmp_path: Path) -> None:
     numbers: list[list[int | None]] = []
     for journal in ({"record": tmp_path / "journal"}, {"replay": tmp_path / "journal"}):
         with pool_of(Net(), **journal) as pool:
@@ -235,7 +235,7 @@ def test_a_journal_of_the_former_format_is_replayed(tmp_path: Path) -> None:
         assert [rollout.actions.tolist() for rollout in pool.rollouts()] == recorded
 
 
-def test_a_journal_holds_a_line_for_everything_and_no_more(tmp_path: Path) -> None:
+def test_a_journal_has_one_line_per_event(tmp_path: Path) -> None:
     with pool_of(Net(), record=tmp_path / "journal", seed=5, workers=WorkerOptions(restart=None)) as pool:
         rollouts: list[Rollout] = [rollout.copy() for rollout in pool.rollouts(Stop(env_steps=6 * 30))]
         pool.publish(Net())
@@ -248,7 +248,7 @@ def test_a_journal_holds_a_line_for_everything_and_no_more(tmp_path: Path) -> No
     assert [line[1] for line in lines if line[0] == "next"] == [rollout.worker for rollout in rollouts]
 
 
-def test_two_runs_are_not_recorded_in_one_file_at_a_time(tmp_path: Path) -> None:
+def test_two_runs_cannot_be_recorded_in_one_file_at_a_time(tmp_path: Path) -> None:
     def record() -> AsyncWorkerPool:
         return pool_of(Net(), num_workers=0, record=tmp_path / "journal")
 
@@ -270,6 +270,6 @@ def test_two_runs_are_not_recorded_in_one_file_at_a_time(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_recording_that_cannot_be_written_says_which() -> None:
+def test_the_error_for_a_recording_that_cannot_be_written_names_the_file() -> None:
     with pytest.raises(OSError, match=r"No space left on device, so the run cannot be recorded.*'/dev/full'"):
         pool_of(Net(), num_workers=0, record="/dev/full")

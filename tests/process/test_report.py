@@ -1,4 +1,4 @@
-"""What a pool writes into its trace, seen through the report: the same figures as the pool's own, and every loss."""
+"""Check that the report of a trace has the statistics of the pool and every lost worker and sub-environment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 def fail(env: Any) -> None:
-    """At every third step."""
+    """Raise an error at the third step of each episode."""
     if env.steps == 2:
         raise ValueError("the simulator is not there")
 
@@ -49,7 +49,7 @@ def loss(policy: Biased, rollout: Any) -> Any:
 
 
 def check(timeline: Timeline, statistics: PoolStatistics) -> None:
-    """Compare with the figures of the pool."""
+    """Check that a timeline is finished and has the statistics of the pool."""
     assert timeline.is_finished
     assert timeline.total_env_steps == statistics.env_steps
     assert len(timeline.env_steps) == statistics.rollouts
@@ -64,7 +64,7 @@ def check(timeline: Timeline, statistics: PoolStatistics) -> None:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("mode", "num_workers"), one_in(2, ["sync", "async"], [0, 1, 3]))
-def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_path: Path) -> None:
+def test_a_report_has_the_statistics_of_the_pool(mode: Any, num_workers: int, tmp_path: Path) -> None:
     with AsyncWorkerPool("CartPole-v1", zeros, num_envs=6, num_workers=num_workers, mode=mode, seed=1) as pool:
         pool.trace(tmp_path / "trace.json")
         seen = set()
@@ -82,7 +82,7 @@ def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_p
     assert (timeline.restarts, timeline.losses) == (0, ())
     for field, activity in (("environment_seconds", "env"), ("acting_seconds", "act"), ("waiting_seconds", "wait")):
         spent = sum(float(np.diff(track.pieces[activity]).sum()) for track in timeline.workers)
-        # Workers wait for the first credit since before the trace began.
+        # The pool also counts the wait for the first credit, which began before the trace.
         assert spent <= getattr(statistics, field) + 1e-4
         assert activity == "wait" or spent == pytest.approx(getattr(statistics, field), abs=1e-4)
     if num_workers == 3:
@@ -172,7 +172,7 @@ def test_replaced_sub_environments_are_in_the_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
-def test_a_report_can_be_made_while_the_run_goes_on_and_of_the_run_that_follows(tmp_path: Path) -> None:
+def test_a_report_can_be_made_during_a_run_and_a_new_trace_replaces_the_first(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with AsyncWorkerPool("CartPole-v1", zeros, num_envs=2, num_workers=1) as pool:
         pool.trace(path)

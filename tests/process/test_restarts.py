@@ -1,4 +1,4 @@
-"""A worker that dies is replaced: the others go on, what was committed arrives once, what was not never does."""
+"""Check that dead workers are replaced, and that every committed rollout is delivered exactly once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 def kill(pool: AsyncWorkerPool, worker: int) -> bool:
-    """Kill a worker, unless it is dead or being replaced just now."""
+    """Kill a worker and return ``True``, or return ``False`` if it is dead or being replaced."""
     pid = pid_of(pool, worker)
     if pid <= 0:
         return False
@@ -75,7 +75,7 @@ def test_under_kills_every_committed_transition_arrives_once_and_in_order(mode: 
                 kills += kill(pool, chance.randrange(3))
         statistics = pool.statistics()
     assert kills >= 5
-    # A kill may hit one that is dead already and has not been reaped.
+    # A signal may go to a worker that is already dead but has not been reaped.
     assert 0 < statistics.worker_restarts <= kills
     assert seen
 
@@ -90,7 +90,7 @@ def test_other_workers_do_not_wait_for_the_one_that_is_replaced() -> None:
             while len(deaths_of(pool, 0)) < deaths:
                 next(stream)
         arrived = [next(stream).worker for _ in range(50)]
-    # What worker 0 had committed before it died may still be among them.
+    # Rollouts that worker 0 had committed before it died may still arrive.
     assert arrived.count(0) <= 2
 
 
@@ -147,7 +147,7 @@ def test_a_call_that_kills_its_worker_is_an_error_and_the_pool_goes_on() -> None
 
 
 class DiesOnce(Policy):
-    """Kills the first worker process that evaluates with it."""
+    """Policy that kills the first worker process that evaluates with it."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
@@ -158,7 +158,7 @@ class DiesOnce(Policy):
         return Action(zeros(observations))
 
 
-def test_an_evaluation_is_repeated_by_the_worker_in_its_place(tmp_path: Any) -> None:
+def test_an_evaluation_is_repeated_by_the_replacement_of_a_dead_worker(tmp_path: Any) -> None:
     with AsyncWorkerPool(
         ledgers(2), DiesOnce(tmp_path / "flag"), num_workers=2, rollout_length=4, workers=OFTEN
     ) as pool:
@@ -169,6 +169,8 @@ def test_an_evaluation_is_repeated_by_the_worker_in_its_place(tmp_path: Any) -> 
 
 
 class Weight(torch.nn.Module):
+    """Module with one weight, which it returns with each action."""
+
     def __init__(self) -> None:
         super().__init__()
         self.value = torch.nn.Parameter(torch.zeros(()))
@@ -180,7 +182,7 @@ class Weight(torch.nn.Module):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_one_in_its_place_acts_by_the_newest_version(mode: Any) -> None:
+def test_a_replacement_acts_by_the_newest_version(mode: Any) -> None:
     policy = TorchPolicy(Weight(), "act", ("actions", "value"))
     with AsyncWorkerPool(ledgers(2), policy, num_workers=2, mode=mode, rollout_length=4, workers=OFTEN) as pool:
         for i, rollout in enumerate(pool.rollouts(Stop(env_steps=2000))):
@@ -213,7 +215,7 @@ def test_gradients_of_the_dead_are_never_applied_and_rounds_complete() -> None:
         assert pool.statistics().worker_restarts >= 4
 
 
-def test_what_a_replaced_process_still_says_is_refused() -> None:
+def test_messages_of_a_replaced_process_are_refused() -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=OFTEN) as pool:
         stream, workers = pool.rollouts(), workers_of(pool)
         old = workers._processes[0].sender
@@ -232,19 +234,19 @@ def test_what_a_replaced_process_still_says_is_refused() -> None:
 
 @pytest.mark.more
 @pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.soak), "async"])
-def test_a_pool_outlives_the_fork_server_and_what_its_workers_had_started_does_not(mode: Any) -> None:
+def test_a_pool_survives_the_death_of_the_fork_server_and_children_of_workers_do_not(mode: Any) -> None:
     class Parent(LedgerEnv):
         def __init__(self, env_id: int) -> None:
             super().__init__(env_id)
             self.child = subprocess.Popen(["sleep", "1000"]).pid
 
-    options = WorkerOptions(environment={"OWN_ZYGOTE": mode})
+    options = WorkerOptions(environment={"OWN_FORK_SERVER": mode})
     factories = [lambda env_id=env_id: Parent(env_id) for env_id in range(2)]
     with AsyncWorkerPool(factories, zeros, num_workers=2, mode=mode, rollout_length=8, workers=options) as pool:
         stream = pool.rollouts()
         next(stream)
         grandchildren = pool.get_attr("child")
-        spec = next(spec for spec in launcher._fork_servers if ("OWN_ZYGOTE", mode) in spec.environment)
+        spec = next(spec for spec in launcher._fork_servers if ("OWN_FORK_SERVER", mode) in spec.environment)
         os.kill(launcher._fork_servers[spec]._process.pid, signal.SIGKILL)
         restarted: set[int] = set()
         while restarted != {0, 1}:
@@ -264,7 +266,7 @@ def test_a_fork_server_that_dies_while_a_worker_is_being_replaced_ends_no_pool(m
             self._fork_server.bury()
         launch(self, *arguments)
 
-    options = WorkerOptions(restart=OFTEN.restart, environment={"OWN_ZYGOTE": "dies"})
+    options = WorkerOptions(restart=OFTEN.restart, environment={"OWN_FORK_SERVER": "dies"})
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=options) as pool:
         stream = pool.rollouts()
         next(stream)
@@ -309,7 +311,7 @@ def test_a_fork_that_fails_for_a_moment_is_tried_again(tmp_path: Path, monkeypat
     assert str(deaths[1]) == words
 
 
-def test_what_this_process_cannot_open_for_a_worker_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_that_cannot_be_opened_for_a_worker_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     opens, fails = DriverSocket.open, [OSError(errno.EMFILE, "Too many open files")]
 
     def fails_once(self: DriverSocket, *arguments: int) -> int:

@@ -1,4 +1,4 @@
-"""A run that is killed or preempted continues at the next start as if nothing had happened."""
+"""Check that a run in ``resumable`` that is killed or preempted continues at the next start without a difference."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def pool_of(policy: Any = zeros, **options: Any) -> AsyncWorkerPool:
 
 
 def send_at(update: int, *signals: int) -> Callable[[int, Any], None]:
-    """A function that sends signals to this process after an update."""
+    """Return a function that sends signals to its own process after the given update."""
 
     def send(steps: int, pool: Any) -> None:
         if steps == update:
@@ -74,7 +74,7 @@ def send_at(update: int, *signals: int) -> Callable[[int, Any], None]:
 
 
 def status_of(act: Callable[[], object]) -> int:
-    """Exit status of a forked process that calls a function; minus the number of the signal that killed it."""
+    """Call a function in a forked process. Return its exit status, or minus the number of the signal that killed it."""
     if not (pid := os.fork()):
         try:
             act()
@@ -96,7 +96,7 @@ def test_a_killed_and_preempted_run_reaches_the_weights_of_a_run_without_interru
     expected, whole = train(tmp_path / "whole", UPDATES)
     folder = tmp_path / "run"
     np.random.seed(4)
-    # This life leaves no other checkpoint than the first.
+    # This process is killed before it saves a checkpoint, so only the first one, for 0 steps, is left.
     assert status_of(lambda: train(folder, UPDATES, after_update=send_at(2, signal.SIGKILL))) == -signal.SIGKILL
     assert status_of(lambda: train(folder, UPDATES, after_update=send_at(3, signal.SIGTERM))) == PREEMPTED
     assert status_of(lambda: train(folder, UPDATES, after_update=send_at(7, signal.SIGUSR1))) == PREEMPTED
@@ -254,7 +254,7 @@ def weights_of(running: subprocess.Popen[str]) -> str:
 def test_a_run_that_is_killed_twenty_times_reaches_the_weights_of_a_run_without_interruption(tmp_path: Path) -> None:
     expected, draw = weights_of(start(tmp_path / "whole", 600.0)), random.Random(5)
     for life in range(20):
-        # Every fourth life ends before or while the run is restored, or soon after.
+        # Every fourth process is killed before, during or soon after the restoration of the run.
         updates, delay_s = (
             (0, draw.uniform(0.5, 2.0)) if life % 4 == 3 else (draw.randint(1, 30), draw.uniform(0, 0.02))
         )
@@ -296,7 +296,7 @@ def test_a_signal_to_all_processes_leads_to_a_requeue_and_loses_no_checkpoint(tm
     assert digest(found) == digest(expected)
 
 
-def test_workers_that_are_lost_after_a_signal_are_no_fault_of_the_run(tmp_path: Path) -> None:
+def test_worker_errors_after_a_signal_lead_to_a_normal_exit(tmp_path: Path) -> None:
     lost = [WorkerError("worker 0 is gone.", worker=0)] * 2
 
     def lose(error: Exception, *signals: int) -> None:
@@ -331,7 +331,7 @@ def test_a_checkpoint_that_is_cut_off_is_not_taken_for_one(tmp_path: Path) -> No
             counts["updates"] = 1
             run.step()
             counts["updates"] = 2
-            os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # It is called before the renaming.
+            os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # fsync comes before the rename.
             run.step()
 
     assert status_of(cut_off) == -signal.SIGKILL
@@ -407,7 +407,7 @@ def test_handlers_are_put_back_and_a_second_sigterm_has_its_former_effect(
         twice_sigterm = (signal.SIGTERM, signal.SIGUSR1, int(signal.SIGTERM))
         with contextlib.suppress(SystemExit), resumable(tmp_path, signals=twice_sigterm) as run:
             os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)  # One that a scheduler sends to the group as well.
+            os.kill(os.getpid(), signal.SIGTERM)  # A scheduler may send SIGTERM to the group as well.
             assert heard == []
             monkeypatch.setattr(noted_signals, "DUPLICATE_S", 0.0)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -561,7 +561,7 @@ def test_all_random_states_are_restored(tmp_path: Path) -> None:
 
 
 class Numbers(Policy):
-    """A policy without a module, which acts by a number."""
+    """Policy without a module, whose state is one number."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -620,7 +620,7 @@ def test_each_stream_of_the_run_continues_its_own_counts(tmp_path: Path) -> None
     def phases(last: int) -> list[int]:
         counts = [0, 0]
         with pool_of() as pool, resumable(tmp_path, pool=pool) as run, contextlib.suppress(KeyboardInterrupt):
-            next(pool.rollouts())  # It has no end, so it does not count.
+            next(pool.rollouts())  # This stream has no stop criterion, so it is not counted.
             for phase, env_steps in enumerate((48, 96)):
                 for _ in pool.rollouts(Stop(env_steps=env_steps)):
                     counts[phase] += 1

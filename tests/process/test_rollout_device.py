@@ -1,4 +1,4 @@
-"""Rollouts that lie in memory of a device. No GPU is needed: a file stands for its memory, and the rest is as ever."""
+"""Check rollouts in device memory without a GPU: a file replaces the memory of the device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ B = 3
 
 
 class FileMemory:
-    """A file that every process maps, in place of what a device would have: its handle is its path."""
+    """File that every process maps, in place of device memory. Its handle is the path of the file."""
 
     def __init__(self, device: str, nbytes: int, handle: bytes | None = None) -> None:
         self.device = device
@@ -62,12 +62,12 @@ class FileMemory:
 
 
 def stand_in(worker: int = 0) -> None:
-    """Have memory of the CPU be that of a device, in this process."""
+    """Make this process use :class:`FileMemory` for rollouts on the device ``cpu``."""
     device_memory.KINDS["cpu"] = FileMemory
 
 
 @pytest.fixture(autouse=True)
-def a_file_stands_for_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def file_in_place_of_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(device_memory.KINDS, "cpu", FileMemory)
 
 
@@ -75,7 +75,7 @@ ON_DEVICE = WorkerOptions(rollout_device="cpu", setup_fn=stand_in)
 
 
 class Tensors(VectorEnv[Any, Any, Any]):
-    """A vector env of tensors over another one, as simulators on a GPU are."""
+    """Vector env that wraps another one and uses tensors, as simulators on a GPU do."""
 
     def __init__(self, envs: Any) -> None:
         self.inner, self.num_envs, self.metadata = envs, envs.num_envs, envs.metadata
@@ -101,7 +101,7 @@ def ledgers(mode: AutoresetMode = AutoresetMode.SAME_STEP, tensors: bool = True)
 
 
 class Counter(Policy):
-    """Its carry counts the steps of each episode; its initial carry is 10."""
+    """Policy for tensors whose carry counts the steps of each episode from 10 on."""
 
     takes_tensors = True
 
@@ -115,7 +115,7 @@ class Counter(Policy):
 
 
 def plain(rollout: Rollout) -> Any:
-    """The same rollout of arrays."""
+    """Return a copy of a rollout with arrays in place of tensors."""
     return rollout._with_each(lambda value: np.asarray(value).copy() if value is not None else None, rollout.ends)
 
 
@@ -177,7 +177,7 @@ def test_a_policy_of_arrays_gets_arrays() -> None:
     assert_equal(on_host, collected(cartpoles, lean, ON_DEVICE, num_workers=0))
 
 
-def test_each_transition_is_delivered_once_and_to_move_it_is_free() -> None:
+def test_each_transition_is_delivered_once_and_to_its_device_copies_nothing() -> None:
     expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(ledgers, Counter(), num_workers=1, rollout_length=9, workers=ON_DEVICE) as pool:
         for rollout in pool.rollouts(Stop(env_steps=9 * B * 12)):
@@ -189,7 +189,7 @@ def test_each_transition_is_delivered_once_and_to_move_it_is_free() -> None:
         assert len(pool.evaluate(4)) == 4
 
 
-def test_what_somebody_holds_stays_and_what_nobody_holds_is_used_again() -> None:
+def test_memory_of_a_rollout_is_reused_only_when_no_tensor_refers_to_it() -> None:
     with AsyncWorkerPool(ledgers, Counter(), num_workers=1, rollout_length=9, workers=ON_DEVICE) as pool:
         stream = pool.rollouts()
         held = [next(stream).observations[2:4] for _ in range(8)]
@@ -227,7 +227,7 @@ def test_memory_of_a_closed_pool_is_given_back_with_the_last_tensor() -> None:
 
 
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_a_worker_that_was_killed_opens_the_memory_anew() -> None:
+def test_the_replacement_of_a_killed_worker_opens_the_memory() -> None:
     with AsyncWorkerPool(ledgers, Counter(), num_workers=2, rollout_length=9, workers=ON_DEVICE) as pool:
         stream = pool.rollouts()
         killed = next(stream).worker
@@ -238,7 +238,7 @@ def test_a_worker_that_was_killed_opens_the_memory_anew() -> None:
         assert (rollout.extras["steps"] == 10 + rollout.observations[..., 2]).all()
 
 
-def test_postprocess_gets_and_gives_what_lies_there() -> None:
+def test_postprocess_gets_and_returns_tensors_on_the_device() -> None:
     def doubled(policy: Any, rollout: Rollout) -> dict[str, Any]:
         return {"doubled": rollout.observations[..., 0] * 2}
 
@@ -249,7 +249,7 @@ def test_postprocess_gets_and_gives_what_lies_there() -> None:
         assert torch.equal(rollout.extras["doubled"], rollout.observations[..., 0] * 2)
 
 
-def test_a_state_is_saved_and_goes_on() -> None:
+def test_a_run_continues_from_its_state() -> None:
     options: dict[str, Any] = {"num_workers": 1, "mode": "sync", "rollout_length": 9, "seed": 1, "workers": ON_DEVICE}
     with AsyncWorkerPool([Walk] * B, zeros, **options) as pool:
         next(pool.rollouts())
@@ -278,7 +278,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_rollouts_on_a_device_are_not_for_is_refused(what: str) -> None:
+def test_options_that_exclude_rollouts_on_a_device_are_refused(what: str) -> None:
     more, options, match = REFUSED[what]
     workers = WorkerOptions(**{"rollout_device": "cpu", **options})
     policy = TorchPolicy(torch.nn.Linear(4, 2), "forward", ("actions",))
