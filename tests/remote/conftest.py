@@ -1,4 +1,4 @@
-"""Worker hosts as processes on this machine; nothing of them may stay behind either."""
+"""Fixture for worker hosts on this machine, and repetition of tests during which the machine stood still."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from worker_hosts import Hosts
 
 TRIES = 4
 STALL_S, TICK_S = 0.5, 0.05
-"""Half of the silence after which a connection of a test is cut."""
+"""Time for which this process must stand still before a failed test is repeated, and how often that is checked.
+
+The time is half of the silence of 1 s after which some tests regard a connection as lost."""
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 class Stalls:
-    """The longest time within it for which this process stood still, as when the machine is suspended."""
+    """Context that measures the longest time for which this process stood still, as when the machine is suspended."""
 
     def __enter__(self) -> Stalls:
         self.longest_s, self._ended = 0.0, threading.Event()
@@ -47,8 +49,8 @@ class Stalls:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Function, nextitem: pytest.Item | None) -> bool | None:
-    """A test that fails while the machine stands still for longer than a connection may be silent says nothing."""
-    if Path(__file__).parent not in item.path.parents:  # It is called for all tests, unlike other hooks.
+    """Repeat a test that fails while this process stands still, because its connections may have timed out."""
+    if Path(__file__).parent not in item.path.parents:  # Unlike other hooks, this one is called for all tests.
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for _ in range(TRIES):

@@ -1,4 +1,4 @@
-"""A host and a driver that talk all the time, and check that nothing is lost, altered or out of order."""
+"""Exchange of messages between a host and a driver that checks that none is lost, altered or out of order."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def as_bytes(frames: Sequence[Buffer]) -> list[bytes]:
 
 
 def numbered(number: int) -> list[Buffer]:
-    """A message that is like no other: some of a few bytes, some that are not copied when received."""
+    """Return a message that differs from all others. Some are small, others too large to be copied when received."""
     if number % 7 == 3:
         return [b"big %d" % number, memoryview(BIG)[number % 256 :], b""]
     return [b"small %d" % number]
 
 
 class Exchange:
-    """Numbered messages from a host to its driver, and each of them back.
+    """Numbered messages from a host to its driver, which sends each of them back.
 
     Args:
-        listener: of the driver.
-        host: connected to it, or about to be.
-        name: of the host, as the driver knows it.
+        listener: Listener of the driver.
+        host: Socket of the host, connected or connecting.
+        name: Name of the host on the driver's allow list.
 
     Attributes:
-        others: names and frames of what other hosts have sent meanwhile, whose messages are sent back too.
-        peer: the connection of the host.
+        others: Names and frames of the messages of other hosts, which are sent back too.
+        peer: Connection of the host.
     """
 
     def __init__(self, listener: HostListener, host: HostSocket, name: str) -> None:
@@ -59,7 +59,7 @@ class Exchange:
         self._waiting.unwatch(self._host)
 
     def turn(self) -> None:
-        """Three messages there, and back; fails if anything else comes in their place."""
+        """Send three messages there and back, and check that they arrive unaltered and in order."""
         sent = [numbered(self._number + offset) for offset in range(3)]
         for message in sent:
             assert self._host.send(message)
@@ -72,10 +72,10 @@ class Exchange:
         self._number += len(sent)
 
     def until(self, happened: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-        """Go on until something has happened."""
+        """Exchange messages until a condition holds."""
         deadline = time.monotonic() + limit_s
         while not happened():
-            assert time.monotonic() < deadline, f"it has not happened: {self._listener.refusals}"
+            assert time.monotonic() < deadline, f"the condition did not hold in time: {self._listener.refusals}"
             self.turn()
 
     def _from_host(self) -> list[Buffer] | None:
@@ -91,6 +91,8 @@ class Exchange:
     def _wait(self, receive: Callable[[], Received | None]) -> Received:
         deadline = time.monotonic() + LIMIT_S
         while (received := receive()) is None:
-            assert time.monotonic() < deadline, f"nothing comes: {self._host.look()}, {self._listener.refusals}"
+            assert time.monotonic() < deadline, (
+                f"no message arrived in time: {self._host.look()}, {self._listener.refusals}"
+            )
             self._waiting.wait(1.0)
         return received

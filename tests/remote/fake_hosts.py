@@ -1,4 +1,4 @@
-"""Hosts that join over the network as they should, and then say whatever a test wants."""
+"""Fake hosts, which join over the network like real ones and then send the messages of a test."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ LATE_S = 120.0
 
 
 class FakeHost:
-    """A host without workers.
+    """Host without workers.
 
     Args:
-        hosts: where to join.
-        name: of its key.
+        hosts: Hosts of the test, with the address of the driver and the keys.
+        name: Name of its key.
     """
 
     def __init__(self, hosts: Any, name: str = "host5") -> None:
@@ -58,12 +58,12 @@ class FakeHost:
         self.say(replace(Join(own_versions(), "nowhere", 1, 1), **changed))
 
     def say(self, message: Any, about: tuple[int, int] = HOST) -> None:
-        """Send a message, or frames."""
+        """Send a message, given as a message or as frames."""
         frames = message if isinstance(message, list) else to_frames(Sender(*about), message)
         self.until(lambda: self._socket.send(frames))
 
     def hear(self, kind: type) -> Any:
-        """The next message of a kind, and which worker it is about."""
+        """Wait for the next message of a type; return the worker that it is about, and the message."""
         while True:
             self.until(self._has_heard)
             if isinstance(self.heard[-1][1], kind):
@@ -93,13 +93,13 @@ Misbehaviour = Callable[["SteppingHost", Sender, Answers], None]
 
 
 class SteppingHost(FakeHost):
-    """A host of a vector env that answers for workers in a thread of its own.
+    """Host of a vector env that answers for its workers in a thread.
 
     Args:
-        hosts: where to join.
-        name: of its key.
-        capacity: how many workers it takes.
-        misbehave: called instead of answering a step.
+        hosts: Hosts of the test, with the address of the driver and the keys.
+        name: Name of its key.
+        capacity: Number of workers that it accepts.
+        misbehave: Function that is called instead of answering a step. If it is ``None``, the host answers.
     """
 
     def __init__(self, hosts: Any, name: str, capacity: int, misbehave: Misbehaviour | None) -> None:
@@ -113,7 +113,7 @@ class SteppingHost(FakeHost):
         self._thread.start()
 
     def answers(self, sender: Sender, reward: float = 666.0) -> Answers:
-        """What an honest host answers to the last step."""
+        """Return the answers of an honest host to the last step."""
         rows, step_buffer = self._rows[sender]
         mine = slice(sender.worker * SHARE, (sender.worker + 1) * SHARE)
         step_buffer.rewards[mine] = reward

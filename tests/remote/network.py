@@ -1,4 +1,4 @@
-"""Machines for tests, as network namespaces of this one, and a network between them that can be disturbed."""
+"""Hosts for tests as network namespaces of this machine, and a network between them that can be disturbed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDING_S = 120.0
 
 @functools.cache
 def why_not() -> str:
-    """Why there can be no such network here; empty where there can be."""
+    """Return the reason why namespaces cannot be used here, or an empty string if they can."""
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"a network of namespaces needs the commands {', '.join(missing)}"
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
@@ -31,19 +31,19 @@ def why_not() -> str:
 
 
 class Network:
-    """A context with hosts 0, 1, ..., whose own names are ``host0``, ``host1``, ...
+    """Context manager with hosts 0, 1, ..., whose host names are ``host0``, ``host1``, ...
 
-    All share the file system and the process ids of this machine. Every packet between two of them, or one of them
-    and this process, goes through a process of its own (``wire.py``), which ends with this one, however that ends. What
-    is done to the way between a host and the driver is done to all that the host sends or gets, also to other hosts.
+    All hosts share the file system and the process ids of this machine. Another process (``wire.py``) forwards every
+    packet between hosts, and between hosts and this process. It ends with this process, even if that is killed. A
+    disturbance of a host applies to all packets that it sends or receives, also to and from other hosts.
 
     Args:
-        hosts: how many.
+        hosts: Number of hosts.
 
     Attributes:
-        interface: that of this process, which is one end of the wire.
-        address: where this process is found by the hosts.
-        addresses: where the hosts are found.
+        interface: Network interface through which this process reaches the hosts.
+        address: Address of this process.
+        addresses: Addresses of the hosts.
     """
 
     def __init__(self, hosts: int = 1) -> None:
@@ -85,9 +85,9 @@ class Network:
         """Start a command on a host; it is killed with the network at the latest.
 
         Args:
-            host: which.
-            argv: the command.
-            popen: further arguments of ``subprocess.Popen``.
+            host: Number of the host.
+            argv: Command and its arguments.
+            popen: Further arguments of ``subprocess.Popen``.
         """
         net, uts = (f"/proc/{self._wire.pid}/fd/{fd}" for fd in self._namespaces[2 * host : 2 * host + 2])
         process = subprocess.Popen(["nsenter", f"--net={net}", f"--uts={uts}", "--", *argv], **popen)
@@ -95,39 +95,42 @@ class Network:
         return process
 
     def cut(self, host: int, direction: str = "both") -> None:
-        """Lose every packet ``"to_driver"``, ``"from_driver"`` or ``"both"``, also those on their way; none is told."""
+        """Drop all packets ``"to_driver"``, ``"from_driver"`` or in ``"both"`` directions, also those in transit.
+
+        Neither side is notified.
+        """
         self._ask("set", host, direction=direction, cut=True)
 
     def heal(self, host: int) -> None:
-        """Carry packets again as in the beginning."""
+        """Remove all disturbances of a host."""
         self._ask("heal", host)
 
     def delay(self, host: int, ms: float, direction: str = "both") -> None:
-        """Let each packet take so long, each way."""
+        """Delay each packet by a number of milliseconds."""
         self._ask("set", host, direction=direction, delay_s=ms / 1000)
 
     def loss(self, host: int, percent: float, direction: str = "both") -> None:
-        """Lose so many packets, chosen by chance."""
+        """Drop a percentage of the packets at random."""
         self._ask("set", host, direction=direction, loss=percent / 100)
 
     def bandwidth(self, host: int, kbit: float, direction: str = "both") -> None:
-        """Carry at most so many kilobits per second, each way; what would wait for more than 0.3 s is lost."""
+        """Limit the kilobits per second of each direction, and drop packets that would wait for more than 0.3 s."""
         self._ask("set", host, direction=direction, bytes_per_s=kbit * 1000 / 8)
 
     def reset(self, host: int) -> int:
-        """End the TCP connections of a host by an RST to either side, as a firewall does that has lost its table.
+        """Reset the TCP connections of a host by an RST to either side, like a firewall that has lost its table.
 
         Returns:
-            How many there were.
+            Number of connections.
         """
         return int(self._ask("reset", host))
 
     def processes(self, host: int) -> list[int]:
-        """The ids of all processes on a host."""
+        """Return the ids of all processes on a host."""
         return list(self._ask("processes", host))
 
     def power_off(self, host: int) -> None:
-        """Kill all that runs on a host without a packet about it; :meth:`heal` plugs it in again."""
+        """Kill all processes on a host without sending a packet. :meth:`heal` reconnects the host."""
         self.cut(host)
         self._ask("power_off", host)
 
@@ -141,7 +144,7 @@ class Network:
         assert self._wire.stdout is not None
         line = self._wire.stdout.readline()
         if not line:
-            raise RuntimeError(f"the wire has ended with {self._wire.wait(ENDING_S)}; its error stands above")
+            raise RuntimeError(f"wire.py has exited with {self._wire.wait(ENDING_S)}; its error is printed above")
         return json.loads(line)
 
     def _end_wire(self) -> None:

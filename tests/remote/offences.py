@@ -1,7 +1,7 @@
-"""What hosts with a right key may not say, as a table, and the main process's side of a run, without any socket.
+"""Table of messages that hosts with a valid key must not send, and the main process's side of a run without sockets.
 
-A :class:`Run` is a placement over a listener that hands it what tests put in. Everything that a host says is decoded,
-checked and counted as in a run over the network.
+A :class:`Run` has a placement over a listener that returns the messages that a test puts in. The placement decodes,
+checks and counts them as in a run over the network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from parenv.testing import LedgerEnv
 T, SHARE, INFO_BYTES = 8, 2, 1024
 OBSERVED, ACTED = LedgerEnv(0).observation_space, LedgerEnv(0).action_space
 GOOD, BAD = b"good", b"bad"
-"""Connections: the good host has worker 0, the bad one worker 1."""
+"""Connections of the good host, which has worker 0, and of the bad host, which has worker 1."""
 WORKER = Sender(1, 0)
 READY = Ready([describe(OBSERVED), describe(ACTED)], 1, [], [])
 BY_NAME = {"observation_space": OBSERVED, "action_space": ACTED}
@@ -56,7 +56,7 @@ FAILURE = Failure(-1, 0, -1, "step", ["builtins", "ValueError"], "an error", "")
 
 
 class Listener:
-    """Stands for the listener: hosts are heard and told without a network."""
+    """Replacement for ``HostListener`` that receives from a queue and records what is sent."""
 
     address = "tcp://127.0.0.1:1"
 
@@ -90,11 +90,11 @@ class Listener:
 
 
 class Run:
-    """The main process of a pool or a vector env with a worker on each of two hosts, of which one is bad.
+    """Main process of a pool or a vector env with a worker on a good host and a worker on a bad host.
 
     Args:
-        steps: whether workers answer on a step buffer.
-        keys: names of the hosts' keys.
+        steps: Whether the run is of a vector env, whose workers write to a step buffer.
+        keys: Names of the keys of the two hosts.
     """
 
     def __init__(self, steps: bool = False, keys: tuple[str, str] = ("host0", "host5")) -> None:
@@ -135,7 +135,7 @@ class Run:
             self.placement.close(0.0)
 
     def hear(self, message: Any, about: tuple[int, int] = HOST, host: bytes = BAD) -> None:
-        """Have a host say something, as a message or as frames."""
+        """Receive a message from a host, given as a message or as frames."""
         frames = message if isinstance(message, list) else to_frames(Sender(*about), message)
         self.listener.inbox.append((host, self.keys[host], [bytes(frame) for frame in frames]))
         self.events += self.placement.wait(0.0)
@@ -144,7 +144,11 @@ class Run:
         self.hear(replace(Join(own_versions(), "machine", 1, 1), **changed), host=host)
 
     def reach(self, stage: str) -> Run:
-        """Do what comes before an offence: nothing, ``joined``, ``started``, ``credits`` or ``asked``."""
+        """Bring the run to a stage: ``""``, ``"joined"``, ``"started"``, ``"credits"`` or ``"asked"``.
+
+        Before the first stage, only the good host has joined. At ``"credits"``, the bad host's worker has two credits
+        for rollouts; at ``"asked"``, it has a request to step.
+        """
         self.join(GOOD)
         if stage == "":
             return self
@@ -167,7 +171,7 @@ class Run:
         return self
 
     def answers(self) -> Answers:
-        """What an honest host answers to what was asked of its worker."""
+        """Return the answers of an honest host to the requests to its worker."""
         (plan,) = (message for _, _, message in self.listener.told if isinstance(message, RowPlan))
         (ring,) = (message for _, _, message in self.listener.told if isinstance(message, Requests))
         memory = np.zeros(plan.memory_bytes, np.uint8)
@@ -181,7 +185,7 @@ class Run:
 
     @property
     def written(self) -> bytes:
-        """All memory that workers write to."""
+        """Contents of the memory that workers write to."""
         return bytes(self.memory.map())
 
     @property
@@ -194,15 +198,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Offence:
-    """Something that no honest host says.
+    """Messages that no honest host sends, and the expected reaction.
 
     Args:
-        stage: when it is said, see :meth:`Run.reach`.
-        says: what, each message with the worker that it is about; given the run.
-        logged: what the log says of it, as a pattern.
-        reason: under which it is counted.
-        count: how often.
-        ends: whether the host is ended, and its worker with it.
+        stage: Stage of the run in which they are sent, see :meth:`Run.reach`.
+        says: Function of the run that returns the messages, each with the worker that it is about.
+        logged: Pattern of the log message.
+        reason: Reason under which they are counted.
+        count: Number of refused messages.
+        ends: Whether the host is disconnected, which ends its worker.
     """
 
     stage: str
@@ -222,7 +226,7 @@ def answers(change: Callable[[Answers], Answers]) -> Callable[[Run], list[tuple[
 
 
 def frames(what: str) -> list[bytes]:
-    """Frames that no honest host sends; a pickle would raise when it is read."""
+    """Return frames that no honest host sends. Unpickling one of the pickles raises an exception."""
     pickle = b"cbuiltins\neval\n(S'1/0'\ntR."
     chunk = [bytes(frame) for frame in to_frames(Sender(0, 0), Chunks(0, [[0, memoryview(b"x" * 64)]]))]
     header = bytes(to_frames(Sender(*HOST), Goodbye())[0])
@@ -247,7 +251,7 @@ UNREADABLE = {
 
 
 def whole_rollout(sequence: int) -> Chunks:
-    """All of a rollout without episode ends, as an honest host sends it."""
+    """Return a complete rollout without episode ends, as an honest host sends it."""
     layout = slot_layout(SlotSpec((RolloutSpec(T, leaves(OBSERVED), leaves(ACTED)),)), 1, 1)
     slot = np.zeros(layout.reserved_bytes, np.uint8)
     (commits,) = (field for field in layout.groups[0] if field.name == ("commits", 0))

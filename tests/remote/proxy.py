@@ -1,4 +1,4 @@
-"""Somebody between a host and its driver: records what passes, and alters, holds back or cuts it."""
+"""TCP proxy between a host and its driver that records the traffic and can alter, hold back or cut it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Self
 
 GREETING_BYTES = 64
 Mangle = Callable[[int, bytes], bytes]
-"""What passes instead of the frame with this number. The bytes of the greeting are -64 to -1: it comes in pieces."""
+"""Function of a frame's number and bytes that returns the bytes to forward. Each of the 64 bytes of the greeting is a
+frame of its own, with a number from -64 to -1."""
 
 
 def unchanged(_: int, frame: bytes) -> bytes:
@@ -20,12 +21,12 @@ def unchanged(_: int, frame: bytes) -> bytes:
 
 
 class Proxy:
-    """A TCP proxy that knows where the frames of ZMTP begin.
+    """TCP proxy that splits the traffic into ZMTP frames.
 
     Args:
-        address: of the driver.
-        to_driver: what it does to frames of hosts.
-        to_host: what it does to frames of the driver.
+        address: Address of the driver.
+        to_driver: Function that alters the frames of hosts.
+        to_host: Function that alters the frames of the driver.
     """
 
     def __init__(self, address: str, *, to_driver: Mangle = unchanged, to_host: Mangle = unchanged) -> None:
@@ -37,9 +38,9 @@ class Proxy:
         self._selector = selectors.DefaultSelector()
         self._pipes: dict[socket.socket, tuple[socket.socket, _Direction]] = {}
         self.recorded: tuple[bytearray, bytearray] = (bytearray(), bytearray())
-        """From hosts to the driver, and back."""
+        """Bytes received from hosts, and bytes received from the driver."""
         self.silent = threading.Event()
-        """Set, it swallows everything, and does not say that a side is gone."""
+        """If set, all data is discarded, and the end of a connection is not passed on."""
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -56,7 +57,7 @@ class Proxy:
             closed.close()
 
     def drop(self) -> None:
-        """End all connections at once."""
+        """Close all connections."""
         self._end.send(b"x")
 
     def _run(self) -> None:
@@ -103,6 +104,8 @@ class Proxy:
 
 
 class _Direction:
+    """One direction of a connection."""
+
     def __init__(self, mangle: Mangle, recorded: bytearray) -> None:
         self._mangle = mangle
         self._recorded = recorded
@@ -120,7 +123,7 @@ class _Direction:
         return bytes(passed)
 
     def _frame_size(self) -> int | None:
-        """Of the frame that begins here, with its flags and size; ``None`` where that is not known yet."""
+        """Return the size of the next frame with its flags and length field, or ``None`` if it is not known yet."""
         if self._number < 0:
             return 1
         with contextlib.suppress(IndexError):

@@ -1,4 +1,4 @@
-"""Connections over TCP: what passes, what is kept back, and how either side learns that the other is gone."""
+"""Check the TCP connections of hosts and drivers: messages, flow control, encryption and detection of lost peers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ End = TypeVar("End", HostListener, HostSocket)
 
 
 class Pair:
-    """A driver and a host, in one thread, and whatever else connects or listens."""
+    """A driver and its hosts in one thread, with further listeners if a test needs them."""
 
     def __init__(self) -> None:
         self.waiting = Waiting()
@@ -60,7 +60,7 @@ class Pair:
         end.close(linger_s)
 
     def stall(self, host: HostSocket) -> None:
-        """Have the host not look after its connection any more."""
+        """Stop serving the connection of a host."""
         self.waiting.unwatch(host)
         self._stalled.append(host)
 
@@ -69,7 +69,7 @@ class Pair:
             self.close(end)
 
     def connected(self, address: str = "") -> tuple[HostSocket, bytes]:
-        """A host that has said something, and its name for the driver."""
+        """Return a host that has sent a message, and its connection on the driver's side."""
         host = self.host(address)
         assert host.send([b"hello"])
         peer, name, frames = self.get(self.listener.receive)
@@ -77,23 +77,23 @@ class Pair:
         return host, peer
 
     def get(self, receive: Callable[[], Received | None]) -> Received:
-        """What comes next."""
+        """Wait for the next message and return it."""
         deadline = time.monotonic() + LIMIT_S
         while (received := receive()) is None:
-            assert time.monotonic() < deadline, "nothing comes"
+            assert time.monotonic() < deadline, "no message arrived in time"
             self.waiting.wait(1.0)
         return received
 
     def until(self, happened: Callable[[], bool], limit_s: float = LIMIT_S) -> float:
-        """Wait until something has happened; for how long."""
+        """Wait until a condition holds; return the seconds that it took."""
         begun_s = time.monotonic()
         while not happened():
-            assert time.monotonic() - begun_s < limit_s, "it has not happened"
+            assert time.monotonic() - begun_s < limit_s, "the condition did not hold in time"
             self.waiting.wait(min(SILENCE_S, limit_s) / 10)
         return time.monotonic() - begun_s
 
     def for_a_while(self, seconds: float) -> None:
-        """Have the host look after its connection, and the driver do nothing."""
+        """Serve the connections for some seconds without receiving a message."""
         end_s = time.monotonic() + seconds
         self.until(lambda: time.monotonic() > end_s)
 
@@ -120,7 +120,7 @@ def test_frames_pass_in_both_directions(pair: Pair, size: int) -> None:
         assert as_bytes(pair.get(host.receive)) == expected
 
 
-def test_what_was_sent_may_be_altered_at_once(pair: Pair) -> None:
+def test_sent_buffers_may_be_altered_at_once(pair: Pair) -> None:
     host, peer = pair.connected()
     content = bytearray(b"x" * (1 << 20))
     assert host.send([memoryview(content)])
@@ -130,7 +130,7 @@ def test_what_was_sent_may_be_altered_at_once(pair: Pair) -> None:
         assert set(bytes(receive()[0])) == {ord("x")}
 
 
-def test_a_host_may_be_there_before_its_driver(pair: Pair) -> None:
+def test_a_host_may_start_before_its_driver(pair: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
     host = pair.host(address)
@@ -147,18 +147,18 @@ def test_a_host_keeps_what_its_driver_does_not_read(pair: Pair) -> None:
     sent = 0
     while host.send([b"%d" % sent]):
         sent += 1
-    assert sent == WINDOW - 1, "and the hello"
+    assert sent == WINDOW - 1, "the window includes the first message"
     begun_s = time.monotonic()
     poller = Waiting()
     poller.watch(host)
     poller.wait(0.3)
-    assert time.monotonic() - begun_s > 0.25, "there is nothing that it could send"
+    assert time.monotonic() - begun_s > 0.25, "it must not wake up while its window is full"
     for number in range(WINDOW // 2):
         assert pair.get(pair.listener.receive)[2] == [b"%d" % number]
     pair.until(lambda: host.receive() is None and host.send([b"more"]))
     begun_s = time.monotonic()
     poller.wait(LIMIT_S)
-    assert time.monotonic() - begun_s < LIMIT_S, "it can send again"
+    assert time.monotonic() - begun_s < LIMIT_S, "it must wake up when it can send again"
     host.want_to_write(False)
     poller.wait(0.0)
     begun_s = time.monotonic()
@@ -236,7 +236,7 @@ def test_a_lost_connection_stays_lost(pair: Pair) -> None:
         pair.until(lambda: proxy.recorded[1].count(b"MESSAGE") >= 6)
         proxy.drop()
         pair.until(lambda: host.look() == "lost")
-        assert [pair.get(host.receive) for _ in range(3)] == [[b"0"], [b"1"], [b"2"]], "what had come is not lost"
+        assert [pair.get(host.receive) for _ in range(3)] == [[b"0"], [b"1"], [b"2"]], "received messages are kept"
         assert not host.send([b"are you there?"])
         pair.for_a_while(3 * SILENCE_S)
         assert host.look() == "lost"
@@ -247,7 +247,7 @@ def test_a_lost_connection_stays_lost(pair: Pair) -> None:
     assert again.look() == "connected"
 
 
-def test_what_a_stalled_host_says_over_a_second_connection_is_refused(pair: Pair) -> None:
+def test_messages_of_a_stalled_host_over_a_second_connection_are_refused(pair: Pair) -> None:
     with Proxy(pair.listener.address) as proxy:
         host, _ = pair.connected(proxy.address)
         pair.stall(host)
@@ -273,7 +273,7 @@ def test_the_end_of_a_host_wakes_its_driver(pair: Pair) -> None:
     alone.wait(0.2)
     begun_s = time.monotonic()
     alone.wait(0.3)
-    assert time.monotonic() - begun_s > 0.25, "it is told once"
+    assert time.monotonic() - begun_s > 0.25, "the end must wake the driver only once"
 
 
 def test_the_end_of_a_driver_wakes_its_hosts(pair: Pair) -> None:
@@ -283,7 +283,7 @@ def test_the_end_of_a_driver_wakes_its_hosts(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 1 << 20])
-def test_last_words_arrive(pair: Pair, size: int) -> None:
+def test_messages_sent_before_closing_arrive(pair: Pair, size: int) -> None:
     host, peer = pair.connected()
     assert host.send([b"bye" * (size // 3)])
     pair.close(host, 1.0)
@@ -295,7 +295,7 @@ def test_last_words_arrive(pair: Pair, size: int) -> None:
     assert bytes(pair.get(other.receive)[0]) == b"Goodbye" * (size // 7)
 
 
-def test_closing_waits_for_nobody_who_does_not_listen(pair: Pair) -> None:
+def test_closing_does_not_wait_for_a_missing_driver(pair: Pair) -> None:
     host = pair.host("tcp://127.0.0.1:1")
     host.send([b"x"])
     begun_s = time.monotonic()
@@ -304,7 +304,7 @@ def test_closing_waits_for_nobody_who_does_not_listen(pair: Pair) -> None:
 
 
 @pytest.mark.more
-def test_a_driver_survives_a_host_that_dies_while_nobody_reads_it() -> None:
+def test_a_driver_survives_a_host_that_dies_before_its_messages_are_read() -> None:
     script = (
         "import threading, zmq\n"
         "from parenv.remote.net.curve import HostListener\n"
@@ -378,7 +378,7 @@ def test_streams_of_hosts_that_are_gone_are_forgotten(pair: Pair) -> None:
         "tcp://[not-an-ip]:5555",
     ],
 )
-def test_an_address_must_be_one_of_tcp(address: str) -> None:
+def test_an_address_must_be_a_tcp_address(address: str) -> None:
     with pytest.raises(ConfigurationError, match="an address must be of the form tcp"):
         HostListener(address, DRIVER, AllowList([HOST.public.decode()]), max_message_bytes=1 << 20)
     with pytest.raises(ConfigurationError, match="an address must be of the form tcp"):
@@ -391,7 +391,7 @@ def test_a_host_needs_the_port_of_its_driver(address: str) -> None:
         HostSocket(address, HOST)
 
 
-def test_what_cannot_be_listened_at_is_named(pair: Pair) -> None:
+def test_an_address_that_cannot_be_bound_is_named(pair: Pair) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot listen at {pair.listener.address}: Address already in use"):
         pair.listen(pair.listener.address)
     with pytest.raises(ConfigurationError, match=r"cannot listen at tcp://192\.0\.2\.1:5555"):
@@ -399,7 +399,7 @@ def test_what_cannot_be_listened_at_is_named(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("more", [{"silence_s": 0.1}, {"silence_s": 1e9}, {"max_message_bytes": 100}])
-def test_numbers_must_make_sense(more: dict[str, Any]) -> None:
+def test_numbers_out_of_range_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(more))):
         RemotePlacement("tcp://127.0.0.1:*", key="driver.key", hosts="hosts.pub", **more)
 
@@ -438,7 +438,7 @@ def test_both_ends_are_waited_for_at_once(pair: Pair) -> None:
     ):
         begun_s = time.monotonic()
         assert waiting.wait(0.2) == set()
-        assert time.monotonic() - begun_s > 0.15, "there is nothing yet"
+        assert time.monotonic() - begun_s > 0.15, "no message has been sent yet"
         assert speak()
         received: object = None
         while received is None:
@@ -483,11 +483,11 @@ def overheard(proxy: Proxy) -> set[str]:
 
 
 def everything() -> list[Buffer]:
-    """What must not be overheard, the keys too: who encrypts cannot know what is secret."""
+    """Return frames with everything that must not be readable in the traffic, including the keys."""
     return [*SECRETS.values(), *(content for name, content in looked_for().items() if name not in SECRETS)]
 
 
-def test_an_eavesdropper_hears_nothing(pair: Pair) -> None:
+def test_traffic_is_encrypted(pair: Pair) -> None:
     with Proxy(pair.listener.address) as proxy:
         host, peer = pair.connected(proxy.address)
         assert host.send(everything())
@@ -500,7 +500,7 @@ def test_an_eavesdropper_hears_nothing(pair: Pair) -> None:
         assert b"CURVE" in proxy.recorded[0]
 
 
-def test_of_what_is_not_encrypted_an_eavesdropper_hears_all() -> None:
+def test_the_proxy_can_read_unencrypted_traffic() -> None:
     context = zmq.Context()
     with context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
         router.linger = dealer.linger = 0

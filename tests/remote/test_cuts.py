@@ -1,4 +1,4 @@
-"""A network that fails between driver and hosts, each in a namespace of its own: every transition still comes once."""
+"""Check that every transition arrives once although the network between the driver and its hosts fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SILENCE_S = 1.5
 
 
 class Run(Audit):
-    """An audited pool with one worker here and one on a host behind a network."""
+    """Audited pool with one local worker and one on a host behind a network."""
 
     def __init__(self, pool: AsyncWorkerPool, network: Network) -> None:
         super().__init__(pool)
@@ -39,7 +39,7 @@ class Run(Audit):
 
     def next(self) -> Any:
         rollout = super().next()
-        for worker in rollout.env_ids.tolist():  # One sub-environment each.
+        for worker in rollout.env_ids.tolist():  # Each worker has one sub-environment.
             self.by_worker[worker] += 1
         return rollout
 
@@ -57,14 +57,14 @@ class Run(Audit):
 
 
 class Cable:
-    """Namespaces, each at the other end of a pair of veth, which can be unplugged. It disturbs nothing else."""
+    """Namespaces that are connected by pairs of veth interfaces, which can only be cut and healed."""
 
     def __init__(self, names: Sequence[str], address: str) -> None:
         self._names, self.address = names, address
         self._next = 0
 
     def run(self, host: int, argv: Any, **popen: Any) -> subprocess.Popen[Any]:
-        """In a namespace of its own, as long as there are some; the last has all others."""
+        """Start a command in the next unused namespace, or in the last one if all are used."""
         name = self._names[min(self._next, len(self._names) - 1)]
         self._next += 1
         return subprocess.Popen(["ip", "netns", "exec", name, *argv], **popen)
@@ -123,7 +123,7 @@ def test_after_a_longer_cut_the_host_comes_back_as_new(hosts: Any) -> None:
     with running(hosts, cable) as run:
         run.network.cut(0)
         run.until(lambda: run.pool.statistics().hosts == 0)
-        run.until(lambda: len(run.network.processes(0)) == 2)  # The host, and what starts workers.
+        run.until(lambda: len(run.network.processes(0)) == 2)  # The host and its fork server.
         assert run.generation == 1
         run.network.heal(0)
         run.until(lambda: run.pool.statistics().hosts == 1)
@@ -132,7 +132,7 @@ def test_after_a_longer_cut_the_host_comes_back_as_new(hosts: Any) -> None:
 
 
 @pytest.mark.more
-def test_while_one_host_of_two_is_cut_the_other_goes_on(hosts: Any) -> None:
+def test_a_host_continues_while_another_one_is_cut(hosts: Any) -> None:
     envs = ledgers(2)
     with cable(2) as network:
         hosts.move_to(network)
@@ -169,7 +169,7 @@ def test_after_a_cut_of_one_direction_the_host_comes_back(hosts: Any, direction:
 
 
 @pytest.mark.more
-def test_a_reset_connection_is_made_anew(hosts: Any) -> None:
+def test_a_host_reconnects_after_a_reset(hosts: Any) -> None:
     with running(hosts) as run:
         before = run.generation
         assert run.network.reset(0) >= 1
@@ -179,7 +179,7 @@ def test_a_reset_connection_is_made_anew(hosts: Any) -> None:
 
 @pytest.mark.more
 @pytest.mark.parametrize("trouble", one_in(3, ["delay", "loss", "bandwidth"], first=1))
-def test_a_slow_or_lossy_network_only_makes_it_slow(hosts: Any, trouble: str) -> None:
+def test_a_slow_or_lossy_network_loses_no_transition(hosts: Any, trouble: str) -> None:
     with running(hosts, rollout_length=64) as run:
         if trouble == "delay":
             run.network.delay(0, 100.0)
@@ -191,7 +191,7 @@ def test_a_slow_or_lossy_network_only_makes_it_slow(hosts: Any, trouble: str) ->
 
 
 @pytest.mark.more
-def test_a_host_without_power_is_missed_and_may_be_replaced(hosts: Any) -> None:
+def test_a_host_without_power_is_detected_and_can_be_replaced(hosts: Any) -> None:
     with running(hosts) as run:
         run.network.power_off(0)
         run.until(lambda: run.pool.statistics().hosts == 0)

@@ -1,4 +1,4 @@
-"""The commands and the program of the guide to several machines, with stand-ins for srun and ssh."""
+"""Check the commands and the program of the guide to several machines, with replacements for srun and ssh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 50.0
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Any]:
-    """Starts a command of the guide in a directory of its own, with a free address in place of the one there."""
+    """Return a function that starts a command of the guide in a temporary directory, with a free address."""
     address = f"127.0.0.1:{free_port()}"
     standins = tmp_path / "bin"
     standins.mkdir()

@@ -1,6 +1,6 @@
-"""Hosts with a right key that misbehave in real runs: these go on, or end with an error that says why.
+"""Check that runs continue, or end with an error that names the reason, when hosts with a valid key misbehave.
 
-The table of all offences, and what the main process does about each, is in ``offences.py`` and ``test_offences.py``.
+``offences.py`` has the table of all offences, and ``test_offences.py`` checks the reaction to each of them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def fake(hosts: Any) -> Iterator[FakeHost]:
 
 @contextmanager
 def serving(hosts: Any) -> Iterator[AsyncWorkerPool]:
-    """A pool with two workers on a host that behaves."""
+    """Start a pool with two workers on an honest host."""
     hosts.start(2)
     envs = ledgers(4)
     with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:
@@ -77,7 +77,7 @@ def serving(hosts: Any) -> Iterator[AsyncWorkerPool]:
 def take(
     pool: AsyncWorkerPool, expected: dict[int, tuple[int, ...]], seconds: float = LATE_S, until: Any = None
 ) -> None:
-    """Take rollouts until something holds, and some more."""
+    """Take rollouts until a condition has held after 40 of them."""
     more = 40
     for rollout in pool.rollouts(Stop(seconds=seconds)):
         check_ledger(rollout, expected)
@@ -85,7 +85,7 @@ def take(
             more -= 1
             if not more:
                 return
-    raise AssertionError("it did not come to that in time")
+    raise AssertionError("the condition did not hold in time")
 
 
 def refused(pool: AsyncWorkerPool, reason: str) -> Any:
@@ -96,7 +96,7 @@ def refused(pool: AsyncWorkerPool, reason: str) -> Any:
 def driven(
     hosts: Any, raised: list[BaseException] | None = None, num_workers: int = 1, **limits: Any
 ) -> Iterator[list[Any]]:
-    """A pool in another thread, until it has 80 env steps; afterwards its rollouts and statistics."""
+    """Run a pool in another thread for 80 env steps; yield a list that gets its rollouts and then its statistics."""
     seen: list[Any] = []
 
     def drive() -> None:
@@ -133,8 +133,8 @@ OVER_THE_NETWORK = [
 
 @pytest.mark.more
 @pytest.mark.parametrize("what", OVER_THE_NETWORK)
-def test_a_pool_goes_on_without_the_host_that_offends(hosts: Any, fake: FakeHost, what: str) -> None:
-    """The fake host has the only worker, says what an honest one would, and then something else."""
+def test_a_pool_continues_without_the_host_that_offends(hosts: Any, fake: FakeHost, what: str) -> None:
+    # The fake host has the only worker, and behaves like an honest host up to the offence.
     offence = OFFENCES[what]
     with driven(hosts) as seen:
         fake.join()
@@ -161,7 +161,7 @@ def test_a_pool_goes_on_without_the_host_that_offends(hosts: Any, fake: FakeHost
 
 
 @pytest.mark.more
-def test_a_host_that_is_gone_before_it_is_welcomed_has_done_nothing_wrong(
+def test_a_host_that_disconnects_during_the_handshake_has_not_offended(
     hosts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, lost = HostListener.send, []
@@ -191,7 +191,7 @@ class _Canary:
         return Path.touch, (self.path,)
 
 
-def test_nothing_is_unpickled_and_the_others_go_on(hosts: Any, tmp_path: Path) -> None:
+def test_nothing_is_unpickled_and_other_hosts_continue(hosts: Any, tmp_path: Path) -> None:
     with serving(hosts) as pool:
         expected: dict[int, tuple[int, ...]] = {}
         canary = pickle.dumps(_Canary(tmp_path / "canary"))
@@ -212,7 +212,7 @@ def test_nothing_is_unpickled_and_the_others_go_on(hosts: Any, tmp_path: Path) -
 
 
 @pytest.mark.more
-def test_a_host_of_another_version_is_told_why_and_gets_no_job(hosts: Any, fake: FakeHost) -> None:
+def test_a_host_of_another_version_is_refused_with_a_reason(hosts: Any, fake: FakeHost) -> None:
     with serving(hosts) as pool:
         fake.join(versions=versions(python="2.7"))
         take(pool, {}, until=lambda: refused(pool, "version")() == 1)
@@ -288,7 +288,9 @@ def test_a_host_on_which_a_restarted_worker_has_other_spaces_is_expelled_and_the
 
 
 @pytest.mark.more
-def test_no_text_of_a_host_moves_a_terminal(hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
+def test_control_characters_from_a_host_are_escaped(
+    hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture
+) -> None:
     raised: list[BaseException] = []
     with caplog.at_level(logging.INFO, logger="parenv"), driven(hosts, raised):
         fake.join(name=ESCAPE)
@@ -326,7 +328,7 @@ def test_the_connection_of_an_offender_ends_and_nothing_more_of_it_is_read(
         assert (pool.statistics().hosts, pool.statistics().worker_restarts) == (1, 0)
 
 
-def test_a_host_ends_in_order_at_a_driver_of_another_protocol(hosts: Any) -> None:
+def test_a_host_exits_cleanly_when_its_driver_has_another_protocol_version(hosts: Any) -> None:
     allowed = AllowList(hosts.keys / "hosts.pub")
     keys = read_driver_keys(hosts.keys / "driver.key")
     listener = HostListener(hosts.address, keys, allowed, max_message_bytes=1 << 20)
@@ -386,7 +388,7 @@ def refused_by(envs: ParallelVectorEnv) -> Any:
 
 
 def answered(envs: ParallelVectorEnv) -> list[bytes]:
-    """Everything on the driver's step buffer that workers write."""
+    """Return the contents of the driver's step buffer that workers write."""
     step_buffer = envs._session._step_buffer
     arrays = [
         step_buffer.rewards,
@@ -425,14 +427,14 @@ def test_a_step_raises_when_a_host_offends_and_nothing_is_written(hosts: Any, st
 
 
 class Answered:
-    """Stands for a run in which these are honest answers."""
+    """Replacement for :class:`offences.Run` with given honest answers."""
 
     def __init__(self, good: Any) -> None:
         self.answers = lambda: good
 
 
 @pytest.mark.more
-def test_a_reference_to_what_was_never_sent_is_an_error_that_says_so(hosts: Any, stepping: Any) -> None:
+def test_a_kind_of_info_that_was_never_sent_is_an_error(hosts: Any, stepping: Any) -> None:
     def misbehave(host: SteppingHost, sender: Sender, good: Any) -> None:
         unknown = with_bytes(good, KINDS_AT, kinds(5, 0), bytes(1024))
         status_slot = np.array([0, 2, 1, 0], "<i8").tobytes()

@@ -1,4 +1,4 @@
-"""Whoever may not join is refused, counted and logged once, while those who may go on undisturbed."""
+"""Check that peers that may not join are refused, counted and logged once, while admitted hosts continue."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ HELLO = b"\x04\xc8\x05HELLO\x01\x00" + bytes(72) + bytes(range(120))
 
 
 class Scene:
-    """A driver and its host alpha, which talk all the time; others may come.
+    """Driver and its host alpha, which exchange messages while other peers connect.
 
     Attributes:
-        listener: the driver's.
-        talk: what goes on meanwhile.
-        folder: with the keys.
+        listener: Listener of the driver.
+        talk: Exchange of messages with alpha.
+        folder: Directory with the keys.
     """
 
     def __init__(self, folder: Path, stack: ExitStack, max_bytes: int, max_connections: int) -> None:
@@ -91,7 +91,7 @@ class Scene:
         return made
 
     def dealer(self, keys: HostKeys | None = None) -> zmq.Socket[bytes]:
-        """A socket of ZeroMQ itself, not connected yet."""
+        """Return a plain ZeroMQ socket that is not connected yet."""
         context = zmq.Context()
         self._stack.callback(context.term)
         made = context.socket(zmq.DEALER)
@@ -102,7 +102,7 @@ class Scene:
         return made
 
     def raw(self, *sent: bytes) -> socket.socket:
-        """A TCP connection on which something has been said."""
+        """Open a TCP connection and send data."""
         port = int(self.address.rpartition(":")[2])
         made = self._stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), LIMIT_S)))
         made.sendall(b"".join(sent))
@@ -119,7 +119,7 @@ def handshake_s() -> float:
 
 @pytest.fixture
 def reconnect_ms() -> int:
-    """Never: a host that did not see the end of its connection soon enough would be refused and counted once more."""
+    """Disable reconnecting: a host that detects the end of its connection late would be refused and counted again."""
     return -1
 
 
@@ -143,7 +143,7 @@ def scene(
     max_bytes: int,
     max_connections: int,
 ) -> Iterator[Scene]:
-    """After each test, what was logged is looked through for keys."""
+    """Yield the scene of a test; afterwards, check that no key was logged and no message was logged twice."""
     monkeypatch.setattr(tcp, "HANDSHAKE_S", handshake_s)
     monkeypatch.setattr(tcp, "RECONNECT_MS", reconnect_ms)
     with ExitStack() as stack, caplog.at_level(logging.DEBUG):
@@ -161,7 +161,10 @@ def keys_in(path: Path) -> list[str]:
 
 
 def logged_once(caplog: pytest.LogCaptureFixture, reason: str) -> bool:
-    """Whether the refusals for a reason were logged once for each address: ours, and none if it was gone too soon."""
+    """Return whether the refusals for a reason were logged, and at most once per address.
+
+    The address is unknown if a peer disconnects before the driver looks at it.
+    """
     messages = [message for message in caplog.messages if REASONS[reason] in message]
     of = {f"refused a connection from {peer}: {REASONS[reason]}" for peer in ("127.0.0.1", "an unknown address")}
     return (
@@ -172,7 +175,7 @@ def logged_once(caplog: pytest.LogCaptureFixture, reason: str) -> bool:
 
 
 def drain(peer: socket.socket) -> bytes:
-    """All that the driver says until it ends the connection."""
+    """Return all data that the driver sends until it closes the connection."""
     said = bytearray()
     try:
         while data := peer.recv(4096):
@@ -184,14 +187,14 @@ def drain(peer: socket.socket) -> bytes:
 
 @dataclass(frozen=True)
 class Stranger:
-    """A peer that says something over TCP and has not identified itself as a host.
+    """Peer that sends data over TCP without identifying itself as a host.
 
     Args:
-        says: what.
-        reason: under which it is refused.
-        times: how many of them come.
-        hangs_up: whether it ends the connection itself.
-        handshake_s: how long a handshake may take.
+        says: Data that it sends.
+        reason: Reason under which it is refused.
+        times: Number of such peers.
+        hangs_up: Whether the peer closes the connection itself.
+        handshake_s: Time limit of a handshake, in seconds.
     """
 
     says: tuple[bytes, ...]
@@ -307,7 +310,7 @@ def test_a_key_off_the_list_is_refused(scene: Scene, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("handshake_s", [60.0])
-def test_a_thousand_idle_connections_shut_nobody_up(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thousand_idle_connections_shut_no_host_out(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     idle = []
     for number in range(1000):
         idle.append(scene.raw())
@@ -343,8 +346,8 @@ sys.stdin.read()
 
 
 @pytest.mark.more
-def test_while_nobody_looks_at_strangers_only_so_many_are_accepted_and_the_driver_can_still_close() -> None:
-    """The thread that looks at them may have to wait for the GIL, as long as a computation holds it."""
+def test_accepted_connections_are_bounded_while_the_admission_thread_is_held_back() -> None:
+    # The admission thread cannot run while a computation holds the GIL. Here, an event holds it back.
     script = (
         "import os, resource, subprocess, sys, threading\n"
         "from parenv.remote.net import admission, tcp\n"
@@ -369,9 +372,7 @@ def test_while_nobody_looks_at_strangers_only_so_many_are_accepted_and_the_drive
     assert 1000 <= int(printed_by(script)) <= 1002
 
 
-def test_whoever_was_there_before_a_host_joined_is_still_a_stranger(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_peers_that_connected_before_a_host_are_still_strangers(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     peers = [scene.raw(greeting(b"CURVE")) for _ in range(3)]
     scene.talk.until(lambda: scene.listener.admission.connections == 4)
     host = scene.host("beta")
@@ -386,7 +387,7 @@ def test_whoever_was_there_before_a_host_joined_is_still_a_stranger(
 
 
 @pytest.mark.parametrize("max_connections", [4])
-def test_a_key_has_half_the_connections_where_there_are_others(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_has_at_most_half_of_the_connections(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(2):
         assert scene.host("beta").send([b"%d" % number])
         scene.talk.until(lambda number=number: len(scene.talk.others) == number + 1)  # type: ignore[misc]
@@ -399,7 +400,7 @@ def test_a_key_has_half_the_connections_where_there_are_others(scene: Scene, cap
 
 
 @pytest.mark.parametrize("max_connections", [2])
-def test_hosts_that_say_nothing_make_room_for_others(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_silent_hosts_are_replaced_by_others(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     quiet = scene.host("beta")
     scene.talk.until(lambda: quiet.look() == "connected")
     for _ in range(10):
@@ -414,15 +415,16 @@ def test_hosts_that_say_nothing_make_room_for_others(scene: Scene, caplog: pytes
 
 
 @pytest.mark.parametrize("max_bytes", [1 << 25])
-def test_what_a_host_has_sent_and_nobody_has_read_is_bounded(scene: Scene) -> None:
-    """By the host itself where it is honest, and otherwise by the end of its connection."""
+def test_unread_data_of_a_host_is_bounded(scene: Scene) -> None:
     host = scene.host("beta")
     scene.talk.until(lambda: host.look() == "connected")
+    # An honest host stops sending.
     big = bytes(3 << 20)
     assert [host.send([big]) for _ in range(3)] == [True, True, False]
     scene.talk.until(lambda: host.receive() is not None and host.send([big]))
     scene.talk.until(lambda: len(scene.talk.others) == 3)
     assert host.look() == "connected"
+    # Without that limit, the driver closes the connection.
     for _ in range(20):
         host._socket.send(host._stream.seal([big]))
         host._stream.sent_one()
@@ -435,7 +437,7 @@ def test_what_a_host_has_sent_and_nobody_has_read_is_bounded(scene: Scene) -> No
 
 
 @pytest.mark.parametrize("max_bytes", [1 << 20])
-def test_something_that_goes_wrong_at_the_gate_is_logged_and_it_goes_on(
+def test_an_exception_in_admission_is_logged_and_admission_continues(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(known: object) -> None:
@@ -453,7 +455,7 @@ def test_something_that_goes_wrong_at_the_gate_is_logged_and_it_goes_on(
 
 
 def recorded(scene: Scene) -> tuple[bytes, bytes]:
-    """What beta says to the driver, and the driver to beta."""
+    """Return the traffic from beta to the driver, and from the driver to beta."""
     with Proxy(scene.address) as proxy:
         host = scene.host("beta", proxy.address)
         host.send([b"a secret"])
@@ -464,7 +466,7 @@ def recorded(scene: Scene) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("in_steps", [True, False])
-def test_a_recorded_handshake_opens_nothing(scene: Scene, caplog: pytest.LogCaptureFixture, in_steps: bool) -> None:
+def test_a_replayed_handshake_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture, in_steps: bool) -> None:
     said, _ = recorded(scene)
     assert scene.talk.others == [("beta", [b"a secret"])]
     assert not scene.refusals
@@ -482,7 +484,7 @@ def test_a_recorded_handshake_opens_nothing(scene: Scene, caplog: pytest.LogCapt
     assert scene.talk.others == [("beta", [b"a secret"])]
 
 
-def test_nobody_poses_as_a_driver_with_what_it_once_said(scene: Scene) -> None:
+def test_a_host_refuses_replayed_messages_of_its_driver(scene: Scene) -> None:
     _, said = recorded(scene)
     with socket.create_server(("127.0.0.1", 0)) as pretender:
         host = scene.host("beta", f"tcp://127.0.0.1:{pretender.getsockname()[1]}")
@@ -520,7 +522,7 @@ def test_an_oversize_frame_ends_the_connection_of_its_sender_alone(scene: Scene)
 
 
 @pytest.mark.parametrize("max_bytes", [1 << 17])
-def test_a_message_that_never_ends_is_ended(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_endless_message_ends_its_connection(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     def never_the_last(number: int, frame: bytes) -> bytes:
         return bytes([frame[0] | 1]) + frame[1:] if number >= 2 else frame
 
@@ -573,7 +575,7 @@ def test_the_connection_of_a_host_that_is_removed_is_ended(scene: Scene, caplog:
     assert logged_once(caplog, "key")
 
 
-def test_a_host_that_is_removed_before_it_says_anything_does_not_join(
+def test_a_host_that_is_removed_before_its_first_message_does_not_join(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     listed = scene.folder / "hosts.pub"
@@ -590,7 +592,7 @@ def test_a_host_that_is_removed_before_it_says_anything_does_not_join(
     assert not scene.talk.others
 
 
-def test_a_name_that_is_given_to_another_key_lets_the_first_one_in_no_more(scene: Scene) -> None:
+def test_a_key_is_refused_after_its_name_was_given_to_another_key(scene: Scene) -> None:
     listed = scene.folder / "hosts.pub"
     before = listed.read_text()
     host = scene.host("beta")
@@ -604,9 +606,7 @@ def test_a_name_that_is_given_to_another_key_lets_the_first_one_in_no_more(scene
 
 
 @pytest.mark.parametrize(("handshake_s", "reconnect_ms"), [(0.5, tcp.RECONNECT_MS)])
-def test_while_the_list_cannot_be_read_nobody_joins_and_later_all_do(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_host_joins_while_the_allow_list_is_unreadable(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     listed = scene.folder / "hosts.pub"
     before = listed.read_text()
     replace(listed, "half a li")
@@ -621,7 +621,7 @@ def test_while_the_list_cannot_be_read_nobody_joins_and_later_all_do(
 
 
 @pytest.mark.parametrize(("handshake_s", "reconnect_ms"), [(0.5, tcp.RECONNECT_MS)])
-def test_nobody_joins_while_nobody_answers_for_the_list(scene: Scene) -> None:
+def test_no_host_joins_without_the_admission_thread(scene: Scene) -> None:
     admission = scene.listener.admission
     admission._ending.notify(1)
     admission._thread.join()
@@ -633,7 +633,7 @@ def test_nobody_joins_while_nobody_answers_for_the_list(scene: Scene) -> None:
     assert not scene.talk.others
 
 
-def test_nobody_takes_the_connection_of_another(scene: Scene) -> None:
+def test_a_peer_cannot_take_the_identity_of_another(scene: Scene) -> None:
     peer = scene.dealer(scene.keys("beta"))
     peer.setsockopt(zmq.ROUTING_ID, scene.talk.peer)
     peer.connect(scene.address)
@@ -644,7 +644,7 @@ def test_nobody_takes_the_connection_of_another(scene: Scene) -> None:
     assert not scene.talk.others
 
 
-def test_nobody_knows_the_name_of_the_next_connection() -> None:
+def test_identities_of_connections_cannot_be_guessed() -> None:
     script = (
         "import zmq\n"
         "from parenv.remote.net.curve import HostListener, HostSocket\n"
@@ -657,7 +657,7 @@ def test_nobody_knows_the_name_of_the_next_connection() -> None:
         "    peer = context.socket(zmq.DEALER)\n"
         "    peer.curve_serverkey = host.driver_public\n"
         "    peer.curve_publickey, peer.curve_secretkey = host.public, host.secret\n"
-        "    first = 0x6B8B4567  # Of a rand() that nobody has seeded.\n"
+        "    first = 0x6B8B4567  # First value of an unseeded rand().\n"
         "    peer.setsockopt(zmq.ROUTING_ID, b'\\0' + (first + offset).to_bytes(4, 'big'))\n"
         "    peer.connect(listener.address)\n"
         "    peers.append(peer)\n"
@@ -713,11 +713,11 @@ TAMPERINGS: dict[str, Altered] = {
 
 
 HARMLESS = ("flag of a part", "flag of nothing")
-"""What ZeroMQ does not look at may be altered, as long as nothing comes of it."""
+"""Alterations of bits that ZeroMQ ignores, so the connection may survive them."""
 
 
 class Tampering:
-    """Holds six frames back, from one on, and lets pass what is made of them."""
+    """Filter that holds back six consecutive frames, and then forwards altered bytes in their place."""
 
     def __init__(self, first: int, altered: Altered) -> None:
         self._frames: list[bytes] = []
@@ -738,13 +738,11 @@ class Tampering:
     ("tampering", "direction", "first"),
     one_in(5, TAMPERINGS, ["to_driver", "to_host"], [7, 8, 9]),
 )
-def test_whoever_is_between_can_only_break_the_connection(
-    scene: Scene, tampering: str, direction: str, first: int
-) -> None:
+def test_tampering_can_only_break_the_connection(scene: Scene, tampering: str, direction: str, first: int) -> None:
     between = Tampering(first, TAMPERINGS[tampering])
     way: dict[str, Any] = {direction: between}
     with Proxy(scene.address, **way) as proxy:
-        # Long, so that none of the six is a heartbeat, which nobody misses.
+        # The silence is long, so that none of the six frames is a heartbeat: the loss of one has no effect.
         host = scene.host("beta", proxy.address, silence_s=100 * SILENCE_S)
         sent, back = [], []
 
@@ -762,13 +760,13 @@ def test_whoever_is_between_can_only_break_the_connection(
         assert arrived == sent[: len(arrived)]
         assert back == sent[: len(back)]
         if host.look() == "lost":
-            # ZeroMQ ends a connection that was given up when somebody speaks to its socket.
+            # ZeroMQ closes an abandoned connection only when its socket is used again.
             scene.talk.until(lambda: say_more() and scene.listener.admission.ended > 0)
             scene.talk.until(lambda: scene.listener.admission.connections == 1)
 
 
 @pytest.mark.parametrize("place", one_in(4, range(-64, 0, 3)))
-def test_no_greeting_makes_a_connection_less_than_secret(scene: Scene, place: int) -> None:
+def test_no_altered_greeting_disables_encryption(scene: Scene, place: int) -> None:
     def altered(number: int, frame: bytes) -> bytes:
         return bytes([frame[0] ^ 1]) if number == place else frame
 

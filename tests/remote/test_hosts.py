@@ -1,4 +1,4 @@
-"""Hosts come, leave, die and are cut off at any time: nothing is lost, nothing comes twice, nobody stays behind."""
+"""Check that transitions arrive once, and that no process remains, when hosts join, leave, die or are cut off."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_host_that_is_told_to_leave_leaves(hosts: Any) -> None:
 
 
 @pytest.mark.more
-def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
+def test_workers_wait_for_a_host_and_continue_when_one_joins(hosts: Any) -> None:
     (host,) = hosts.start(1)
     with AsyncWorkerPool(
         ledgers(2), zeros, num_workers=2, rollout_length=8, placement=hosts.placement(num_local=1)
@@ -80,7 +80,6 @@ def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
 
 @pytest.mark.more
 def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None:
-    """Its time to start begins when it has one, and no wait is a death."""
     (host,) = hosts.start(1)
     options = WorkerOptions(restart=_once())
     with AsyncWorkerPool(
@@ -89,6 +88,7 @@ def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None
         audit = Audit(pool)
         audit.take(100)
         host.kill()
+        # The start timeout must not run while a worker waits for a host, and the wait must not count as a failure.
         watch = pool._session._supervisor._watch
         watch._options = replace(options, start_timeout_s=0.2)
         audit.until(lambda: pool.statistics().workers_alive == 1)
@@ -103,7 +103,6 @@ def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None
 
 @pytest.mark.more
 def test_losing_more_hosts_than_restarts_are_allowed_ends_nothing(hosts: Any) -> None:
-    """It is no fault of the worker's."""
     with AsyncWorkerPool(
         ledgers(1),
         zeros,
@@ -146,7 +145,7 @@ def test_without_restarts_a_lost_host_is_an_error_that_names_it(hosts: Any) -> N
 
 
 @pytest.mark.more
-def test_a_host_that_was_silent_too_long_comes_back_with_a_new_generation(hosts: Any) -> None:
+def test_a_host_that_was_silent_for_too_long_returns_with_a_new_generation(hosts: Any) -> None:
     (host,) = hosts.start(2)
     with AsyncWorkerPool(
         ledgers(3), zeros, num_workers=3, rollout_length=8, placement=hosts.placement(num_local=1, silence_s=1.0)
@@ -164,7 +163,7 @@ def test_a_host_that_was_silent_too_long_comes_back_with_a_new_generation(hosts:
     assert host.wait(120.0) == 0
 
 
-def test_a_pool_that_no_host_has_joined_says_what_to_run_on_a_host(hosts: Any) -> None:
+def test_a_pool_without_hosts_names_the_command_to_run_on_a_host(hosts: Any) -> None:
     with pytest.raises(WorkerTimeoutError) as raised:
         AsyncWorkerPool(
             ledgers(1),
@@ -182,7 +181,7 @@ def test_a_pool_that_no_host_has_joined_says_what_to_run_on_a_host(hosts: Any) -
 
 
 @pytest.mark.more
-def test_a_pool_for_which_there_is_no_room_says_so_in_time(hosts: Any) -> None:
+def test_a_pool_that_does_not_fit_on_its_hosts_raises_when_the_start_times_out(hosts: Any) -> None:
     hosts.start(1, patience_s=20.0)
     with pytest.raises(WorkerTimeoutError, match=r"worker [01] .*is at: waiting for a host"):
         AsyncWorkerPool(
@@ -192,7 +191,7 @@ def test_a_pool_for_which_there_is_no_room_says_so_in_time(hosts: Any) -> None:
             workers=WorkerOptions(start_timeout_s=5.0),
             placement=hosts.placement(),
         )
-    # Where the machine is so busy that it had not even joined by then, it finds nobody.
+    # On a busy machine, the host may not have joined by then. It then finds no driver and exits with 1.
     assert hosts.processes[0].wait(120.0) in (0, 1)
 
 
@@ -216,7 +215,7 @@ for rollout in pool.rollouts():
 
 
 @pytest.mark.more
-def test_when_the_driver_is_killed_workers_end_at_once_and_the_host_when_it_has_looked_long_enough(hosts: Any) -> None:
+def test_when_the_driver_is_killed_workers_end_at_once_and_the_host_after_its_patience(hosts: Any) -> None:
     (host,) = hosts.start(2, patience_s=3.0)
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, hosts.address, str(hosts.keys)], stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""The network does to packets what it says, seen by plain sockets."""
+"""Check with plain sockets that ``Network`` delays, loses and cuts packets as documented."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AT_ONCE_S, LATE_S = 0.5, 120.0
 MANY = 100
 PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
 DATAGRAMS = """
-    # Says what arrives, and sends what it is told.
+    # Print each datagram that arrives, and send each line of standard input.
     import select, socket, sys
     here, there, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -41,7 +41,7 @@ DATAGRAMS = """
             print("sent", flush=True)
 """
 STREAM = """
-    # Sends back every byte; says how the connection has ended.
+    # Send every byte back, and print how the connection ended.
     import socket, sys
     end = socket.create_connection((sys.argv[1], int(sys.argv[2])))
     try:
@@ -58,7 +58,7 @@ def python(source: str, *arguments: Any) -> list[str]:
 
 
 class Datagrams:
-    """Datagrams between the driver and a host."""
+    """A UDP socket of the driver and one of a host."""
 
     def __init__(self, network: Network, host: int = 0) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -97,7 +97,7 @@ class Datagrams:
 
 
 def happens_at_once(takes_s: Callable[[], float]) -> bool:
-    """Whether something takes no time; on a busy machine it may do so only now and then."""
+    """Return whether any of many tries is fast: on a busy machine, single tries may be slow."""
     return any(takes_s() < AT_ONCE_S for _ in range(MANY))
 
 
@@ -141,7 +141,7 @@ def test_hosts_have_names_and_addresses_and_reach_the_driver_and_each_other() ->
 
 
 @pytest.mark.parametrize(("direction", "there", "here"), [("to_driver", 1, 0), ("from_driver", 0, 1), ("both", 0, 0)])
-def test_a_cut_loses_what_goes_that_way_and_nothing_else(direction: str, there: int, here: int) -> None:
+def test_a_cut_loses_only_the_packets_of_its_direction(direction: str, there: int, here: int) -> None:
     with Network() as network, Datagrams(network) as datagrams:
         network.cut(0, direction)
         datagrams.send_there("lost or not")
@@ -150,7 +150,7 @@ def test_a_cut_loses_what_goes_that_way_and_nothing_else(direction: str, there: 
         datagrams.send_here("lost or not")
         if here:
             assert datagrams.arrived_here() == "lost or not"
-        # What was sent first would arrive first.
+        # Packets arrive in order, so a packet that is not lost would arrive before these.
         network.heal(0)
         datagrams.send_there("after")
         assert datagrams.arrived_there() == "after"
@@ -158,7 +158,7 @@ def test_a_cut_loses_what_goes_that_way_and_nothing_else(direction: str, there: 
         assert datagrams.arrived_here() == "after"
 
 
-def test_a_cut_loses_what_is_on_its_way() -> None:
+def test_a_cut_loses_packets_in_transit() -> None:
     with Network() as network, Datagrams(network) as datagrams:
         network.delay(0, 60_000, "from_driver")
         datagrams.send_there("on its way")
@@ -182,7 +182,7 @@ def test_one_host_is_cut_and_the_other_is_not() -> None:
 
 
 @pytest.mark.more
-def test_a_delay_takes_that_long_each_way() -> None:
+def test_a_delay_applies_to_each_direction() -> None:
     with Network() as network, Datagrams(network) as datagrams:
         assert happens_at_once(datagrams.there_and_back_s)
         network.delay(0, 300)
@@ -194,7 +194,7 @@ def test_a_delay_takes_that_long_each_way() -> None:
 
 
 @pytest.mark.parametrize(("percent", "fewest", "most"), [(0, 300, 300), (30, 170, 250), (100, 0, 0)])
-def test_so_many_packets_are_lost(percent: float, fewest: int, most: int) -> None:
+def test_the_given_share_of_packets_is_lost(percent: float, fewest: int, most: int) -> None:
     with Network() as network, Datagrams(network) as datagrams:
         network.loss(0, percent, "from_driver")
         for number in range(300):
@@ -214,7 +214,7 @@ def test_a_connection_outlives_lost_packets() -> None:
 
 
 @pytest.mark.more
-def test_no_more_passes_than_the_bandwidth() -> None:
+def test_the_bandwidth_is_limited() -> None:
     with Network() as network, connection(network) as (end, _):
         data = os.urandom(400_000)
 
@@ -254,7 +254,7 @@ def test_closed_connections_are_not_counted_as_reset() -> None:
         assert network.reset(0) == 0
 
 
-def test_a_host_without_power_says_nothing_and_runs_nothing() -> None:
+def test_power_off_kills_all_processes_and_sends_no_packets() -> None:
     with Network() as network, connection(network) as (end, peer):
         family = network.run(0, ["sh", "-c", "sleep 1000 & echo ready; wait"], **PIPES)
         assert family.stdout.readline() == "ready\n"
@@ -272,7 +272,7 @@ def test_a_host_without_power_says_nothing_and_runs_nothing() -> None:
             pass
 
 
-def test_two_networks_at_once_do_not_meet() -> None:
+def test_two_networks_at_once_are_separate() -> None:
     with Network() as one, Network() as other, connection(one), connection(other):
         assert not {one.address, *one.addresses} & {other.address, *other.addresses}
         assert {len(network.processes(0)) for network in (one, other)} == {1}
@@ -301,7 +301,7 @@ def test_a_killed_test_leaves_no_host_no_process_and_no_interface() -> None:
     assert interface not in [index for index, _ in socket.if_nameindex()]
 
 
-def test_where_a_command_is_missing_the_reason_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_command_is_named_in_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert why_not.__wrapped__() == "a network of namespaces needs the commands ip, nsenter"
 

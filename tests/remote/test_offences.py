@@ -1,4 +1,4 @@
-"""What the main process does when a host sends a message that is not allowed: one table for every kind of message."""
+"""Check how the main process reacts to each message in ``offences.py``, which hosts must not send."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_message_that_is_not_refused_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("what", JOINS)
-def test_a_host_that_does_not_fit_is_told_why_and_gets_no_job(what: str, log: pytest.LogCaptureFixture) -> None:
+def test_an_incompatible_host_is_refused_with_a_reason(what: str, log: pytest.LogCaptureFixture) -> None:
     changed, why = JOINS[what]
     with Run() as run:
         run.join(**changed)
@@ -85,7 +85,7 @@ def test_a_heartbeat_is_about_workers_of_its_own_host_only() -> None:
         run.hear(Heartbeat([0, 7, -1], b"\xff" * 96))
         assert run.written == before
         run.hear(Heartbeat([0, 1], b"\xff" * 64))
-        # Its status slot, and the two flags that tell the main process to look at the status slots.
+        # The status slot of worker 1, and the two flags that make the main process read the status slots.
         assert sum(one != other for one, other in zip(run.written, before, strict=True)) == 32 + 2
 
 
@@ -104,7 +104,7 @@ def test_any_exception_while_a_message_is_checked_is_the_offence_of_its_host(
         assert (run.refused, run.listener.ended) == ({"malformed message": 1}, [BAD])
 
 
-def test_a_key_that_offends_three_times_is_barred_also_where_it_had_joined_before(
+def test_a_key_is_barred_after_three_offences_even_if_its_host_has_joined(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[Any] = []
@@ -132,7 +132,7 @@ def test_a_key_that_offends_three_times_is_barred_also_where_it_had_joined_befor
         assert len(run.placement._hosts) == 1
 
 
-def test_no_text_of_a_host_moves_a_terminal(log: pytest.LogCaptureFixture) -> None:
+def test_control_characters_from_a_host_are_escaped(log: pytest.LogCaptureFixture) -> None:
     log.set_level(logging.INFO, logger="parenv")
     with Run() as run:
         run.join(name=ESCAPE)

@@ -1,4 +1,4 @@
-"""Policies by name on other machines are as on this one: the same rollouts, versions, frozen ones and evaluations."""
+"""Check that named policies on hosts give the same rollouts, versions, frozen policies and evaluations as locally."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parenv.policy.policy import Action
 
 
 class Scorer(torch.nn.Module):
-    """Acts by its weights and says which."""
+    """Module that acts by its weights and returns them as an extra."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Scorer(torch.nn.Module):
 
 
 class Counter(Policy):
-    """Counts the steps of each of its agents' lives, in its carry, and says what was published."""
+    """Policy that counts steps in its carry and returns the published setting ``said`` as an extra."""
 
     def initial_carry(self, batch: int) -> Any:
         return {"steps": np.zeros(batch, np.int64)}
@@ -66,7 +66,7 @@ def everything(rollout: Any) -> dict[str, Any]:
 
 
 def league(kind: Any, **placement: Any) -> list[Any]:
-    """A run in which everything is published, frozen, released and evaluated."""
+    """Run a pool in which policies are published, frozen, released and evaluated, and return all results."""
     hen, past, found = TorchPolicy(Scorer(), "act", ("actions", "weight")), list[str](), []
     with AsyncWorkerPool(
         scripted(5, kind), {"hen": hen, "fox": Counter()}, policy_of=opponents, num_workers=3, mode="sync",
@@ -95,7 +95,7 @@ def league(kind: Any, **placement: Any) -> list[Any]:
 
 @pytest.mark.more
 @pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
-def test_rollouts_of_named_policies_are_those_of_one_machine(hosts: Any, kind: Any) -> None:
+def test_rollouts_of_named_policies_are_equal_to_local_ones(hosts: Any, kind: Any) -> None:
     wanted = league(kind)
     assert any("hen@1" in rollout for rollout in wanted)
     hosts.start(1, 1)
@@ -129,14 +129,14 @@ def gradients(**placement: Any) -> list[Any]:
 
 
 @pytest.mark.more
-def test_gradients_of_named_policies_and_evaluations_beside_are_those_of_one_machine(hosts: Any) -> None:
+def test_gradients_of_named_policies_and_concurrent_evaluations_are_equal_to_local_ones(hosts: Any) -> None:
     wanted = gradients()
     hosts.start(1, 1)
     assert gradients(placement=hosts.placement()) == wanted
 
 
 def script(env_id: int, agent: str) -> Iterator[list[int]]:
-    """What an agent sees before each of its actions, from the first on."""
+    """Yield the observations of an agent before each of its actions."""
     for episode in itertools.count():
         for begin, stop in scripted_agents.lives(env_id, episode, agent):
             for now in range(begin, stop):
@@ -145,7 +145,7 @@ def script(env_id: int, agent: str) -> Iterator[list[int]]:
 
 @pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_what_agents_lived_through_on_hosts_of_which_one_is_killed_arrives_once_and_in_order(hosts: Any) -> None:
+def test_transitions_of_agents_arrive_once_and_in_order_although_a_host_is_killed(hosts: Any) -> None:
     hosts.start(2, 2)
     lives: list[Ledger] = [{}]
     with AsyncWorkerPool(
@@ -166,6 +166,6 @@ def test_what_agents_lived_through_on_hosts_of_which_one_is_killed_arrives_once_
     assert len(hosts.processes) == 3
     for life in lives:
         for key, lived in life.items():
-            # Every process of a worker begins the script anew.
+            # Each new process of a worker starts the script from the beginning.
             wanted = list(itertools.islice(script(*key), len(lived)))
             assert [one.observation[:4] for one in lived] == wanted

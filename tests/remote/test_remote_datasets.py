@@ -1,4 +1,4 @@
-"""Episodes of workers on hosts are recorded whole and once, also if a host is lost."""
+"""Check that episodes of workers on hosts are recorded completely and once, also if a host is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_lost_host_leaves_no_half_episode(
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=100_000))):
             if number == 10:
                 hosts.processes[0].kill()
-                hosts.start(3)  # Its workers take the place of the lost ones.
+                hosts.start(3)  # Its workers replace the lost ones.
             was_restarted |= bool(rollout.restarted.any())
             ended += [tuple(last[:2]) for last in rollout.final_observations.tolist()]
             if was_restarted and len(ended) > 200:

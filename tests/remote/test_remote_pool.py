@@ -1,4 +1,4 @@
-"""Workers on other machines are like workers on this one: the same rollouts, the same answers, the same errors."""
+"""Check that remote workers give the same rollouts, gradients, replies and errors as local ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from envs import ledgers
 from inside import pid_of
 from policies import lean, zeros
 from proxy import Proxy
-from without_torch import Told, Words, anything, by_mask
+from without_torch import WithInfos, Words, anything, by_mask
 
 from parenv import AsyncWorkerPool, GradientOptions, Stop, WorkerDiedError, WorkerOptions
 from parenv.testing import LedgerEnv, check_ledger
@@ -53,13 +53,13 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "cartpole": ("CartPole-v1", lean, {}),
     "torch": ("CartPole-v1", Agent, {"postprocess": with_values}),
     "no fixed size": (Words, anything, {}),
-    "infos": (Told, by_mask, {"infos": ("mask", "speed")}),
+    "infos": (WithInfos, by_mask, {"infos": ("mask", "speed")}),
 }
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("case", CASES)
-def test_sync_rollouts_are_those_of_one_machine(hosts: Any, case: str) -> None:
+def test_sync_rollouts_are_equal_to_local_ones(hosts: Any, case: str) -> None:
     env_fn, policy, more = CASES[case]
     torch.manual_seed(0)
     policy = policy() if policy is Agent else policy
@@ -117,7 +117,7 @@ def test_whole_episodes_of_remote_and_local_workers_arrive_once_and_in_order(hos
 
 
 @pytest.mark.more
-def test_published_weights_act_from_the_next_rollout_on_and_cross_once_per_host(hosts: Any) -> None:
+def test_published_weights_act_from_the_next_rollout_on_and_are_sent_once_per_host(hosts: Any) -> None:
     class Constant(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -149,7 +149,7 @@ def test_published_weights_act_from_the_next_rollout_on_and_cross_once_per_host(
 
 
 class Tasked(LedgerEnv):
-    """Pays what the action says, so that a return tells which version has acted."""
+    """LedgerEnv whose reward is the action, so that a return shows which policy version has acted."""
 
     def step(self, action: Any) -> Any:
         observation, _, terminated, truncated, info = super().step(action)
@@ -188,7 +188,7 @@ def test_a_version_is_evaluated_on_hosts_while_others_are_published(hosts: Any) 
 
 
 @pytest.mark.more
-def test_a_policy_without_a_module_crosses_once_for_a_host_too(hosts: Any) -> None:
+def test_a_policy_without_a_module_is_sent_once_per_host(hosts: Any) -> None:
     class Constant:
         def __init__(self, answer: int) -> None:
             self.answer, self.ballast = answer, np.random.default_rng(0).random(50_000)
@@ -217,8 +217,7 @@ def test_a_policy_without_a_module_crosses_once_for_a_host_too(hosts: Any) -> No
 
 
 @pytest.mark.more
-def test_an_eavesdropper_hears_nothing_of_a_pool(hosts: Any) -> None:
-    """No observation, no weight and no key, of which one row would be enough to be found."""
+def test_the_traffic_of_a_pool_is_encrypted(hosts: Any) -> None:
     marker = np.random.default_rng(5).random(32).astype(np.float32)
 
     class Marked(gym.Env[Any, Any]):
@@ -255,6 +254,7 @@ def test_an_eavesdropper_hears_nothing_of_a_pool(hosts: Any) -> None:
     assert len(heard[1]) > 2 * weights.nbytes
     keys = [word.encode() for word in words if len(word) == 40]
     assert len(set(keys)) == 2 + 2 * len(hosts.names)
+    # Sixteen bytes of an observation or of the weights are enough to recognize them.
     for secret in (marker.tobytes()[:16], weights.tobytes()[:16], weights.tobytes()[-16:], b"Weighty", *keys):
         assert secret not in heard[0]
         assert secret not in heard[1]
@@ -287,7 +287,7 @@ def test_rounded_weights_take_half_the_bytes(hosts: Any) -> None:
 
 
 @pytest.mark.more
-def test_gradients_are_those_of_one_machine(hosts: Any) -> None:
+def test_gradients_are_equal_to_local_ones(hosts: Any) -> None:
     torch.manual_seed(0)
     agent = Agent()
 
@@ -319,7 +319,7 @@ def test_gradients_are_those_of_one_machine(hosts: Any) -> None:
 
 
 @pytest.mark.more
-def test_questions_and_exceptions_cross(hosts: Any) -> None:
+def test_calls_and_exceptions_are_sent(hosts: Any) -> None:
     class Fragile(LedgerEnv):
         fails = False
 
@@ -329,7 +329,8 @@ def test_questions_and_exceptions_cross(hosts: Any) -> None:
             return super().step(action)
 
     def fail(pool: AsyncWorkerPool) -> None:
-        pool.set_attr("fails", True, env_ids=[3])  # Whose answer may come together with what follows from it.
+        # The reply may arrive together with the failure that follows.
+        pool.set_attr("fails", True, env_ids=[3])
         for _ in pool.rollouts(Stop(seconds=120)):
             pass
 
@@ -346,7 +347,7 @@ def test_questions_and_exceptions_cross(hosts: Any) -> None:
 
 
 @pytest.mark.more
-def test_an_answer_that_is_too_large_is_an_error_that_says_so(hosts: Any) -> None:
+def test_a_reply_that_is_too_large_is_an_error_that_names_the_limit(hosts: Any) -> None:
     class Large(LedgerEnv):
         def image(self) -> Any:
             return np.zeros(100_000, np.uint8)
@@ -371,7 +372,7 @@ def test_a_killed_worker_is_started_again_on_its_host(hosts: Any) -> None:
     with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:
         for i, rollout in enumerate(pool.rollouts(Stop(env_steps=8000))):
             check_ledger(rollout, expected)
-            # A worker may have delivered rollouts before its host says which process it is.
+            # A worker may deliver rollouts before its host reports the worker's process id.
             if kills and i >= kills[0] and (pid := pid_of(pool, len(kills) % 2)) > 0:
                 os.kill(pid, signal.SIGKILL)
                 del kills[0]

@@ -1,4 +1,4 @@
-"""A population over several hosts is that of one machine, whichever of them die."""
+"""Check that a population on several hosts is equal to one on a single machine, even if hosts die."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ EVOLVES = [Generational(every=32, fraction=0.34), Tournament(size=2, every=32, r
 
 @pytest.mark.more
 @pytest.mark.parametrize("evolve", EVOLVES)
-def test_a_population_over_two_hosts_comes_to_the_same_as_on_one_machine(
-    hosts: Any, evolve: Any, tmp_path: Path
-) -> None:
+def test_a_population_on_two_hosts_is_equal_to_a_local_one(hosts: Any, evolve: Any, tmp_path: Path) -> None:
     wanted = after(tmp_path / "one", 42, num_workers=0, evolve=evolve)
     hosts.start(1, 1)
     placement = hosts.placement(num_local=1)
@@ -39,7 +37,7 @@ def test_a_population_over_two_hosts_comes_to_the_same_as_on_one_machine(
 
 @pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_members_of_a_host_that_is_killed_go_on_elsewhere_from_their_last_report(hosts: Any, tmp_path: Path) -> None:
+def test_members_of_a_killed_host_continue_on_another_from_their_last_report(hosts: Any, tmp_path: Path) -> None:
     undisturbed = after(tmp_path / "undisturbed", 60, num_workers=0)
     hosts.start(2, 2)
     known = []
@@ -63,7 +61,7 @@ def learn_until_it_fails(member: Member, rollout: Any) -> Any:
 
 @pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_a_member_that_raises_on_a_host_has_died_of_that(hosts: Any) -> None:
+def test_an_exception_of_a_member_on_a_host_is_reported(hosts: Any) -> None:
     hosts.start(1)
     more = {"initial": [{"lr": 0.05}], "evolve": Tournament(size=5, every=32, perturb=0.01), "num_workers": 1}
     with population(learn=learn_until_it_fails, placement=hosts.placement(), **more) as members:
@@ -81,7 +79,7 @@ def make_large(hyperparameters: dict[str, float]) -> Member:
 
 @pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_a_state_that_is_larger_than_a_message_may_be_is_said(hosts: Any) -> None:
+def test_a_state_larger_than_max_message_bytes_is_an_error(hosts: Any) -> None:
     hosts.start(1)
     large = {"make_member": make_large, "learn": lambda member, rollout: None, "fitness": Fitness(episodes=1)}
     with (
@@ -99,6 +97,6 @@ def test_a_state_that_is_larger_than_a_message_may_be_is_said(hosts: Any) -> Non
         (RayPlacement(num_workers=7), None, "num_workers must be at most size=6, .* got 7"),
     ],
 )
-def test_a_placement_that_does_not_fit_is_refused(placement: Any, num_workers: Any, message: str) -> None:
+def test_an_invalid_placement_is_refused(placement: Any, num_workers: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         population(placement=placement, num_workers=num_workers)

@@ -1,4 +1,4 @@
-"""A run with workers on hosts continues bitwise, on hosts that join again."""
+"""Check that a run with workers on hosts resumes bitwise identically, on hosts that join again."""
 
 from __future__ import annotations
 

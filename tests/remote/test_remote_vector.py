@@ -1,7 +1,7 @@
-"""A vector env whose workers run on hosts: to the bit what SyncVectorEnv makes of the same calls, whatever dies.
+"""Check vector envs with workers on hosts: results bitwise identical to SyncVectorEnv, and failures.
 
-Most hosts here are threads of this process, which start at once and share its helper process. What is about the loss of
-a host has hosts of its own.
+Most hosts are threads of this process, which start quickly and share its fork server. Tests that lose a host start
+separate processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ N = 5
 
 
 class NearHosts:
-    """Worker hosts in threads of this process."""
+    """Worker hosts that run in threads of this process."""
 
     def __init__(self, hosts: Any) -> None:
         self._hosts = hosts
@@ -90,7 +90,7 @@ def near(hosts: Any) -> Iterator[NearHosts]:
 
 
 class Words(gym.Env[Any, Any]):
-    """Observations, actions and infos of every sort, those without a fixed size among them."""
+    """Environment with nested observations, actions and infos of many types, some without a fixed size."""
 
     observation_space = spaces.Dict(
         {
@@ -133,8 +133,8 @@ def recorded() -> Any:
     return gym.wrappers.RecordEpisodeStatistics(gym.make("MountainCarContinuous-v0", max_episode_steps=6))
 
 
-class Told(LedgerEnv):
-    """Does at action 1 what it is told to, and has things to ask for."""
+class Triggered(LedgerEnv):
+    """LedgerEnv that calls ``act`` before each step with action 1, and has attributes and methods to query."""
 
     render_mode = "rgb_array"
     label = "none"
@@ -158,8 +158,8 @@ class Told(LedgerEnv):
         time.sleep(0.5)
 
 
-def told(act: Callable[[], Any] = lambda: None, num_envs: int = N) -> list[Callable[[], Any]]:
-    return [lambda env_id=env_id: Told(env_id, act) for env_id in range(num_envs)]  # type: ignore[misc]
+def triggered(act: Callable[[], Any] = lambda: None, num_envs: int = N) -> list[Callable[[], Any]]:
+    return [lambda env_id=env_id: Triggered(env_id, act) for env_id in range(num_envs)]  # type: ignore[misc]
 
 
 def actions_for(*env_ids: int, num_envs: int = N) -> Any:
@@ -186,7 +186,7 @@ def kill_me() -> None:
     ("make", "num_local", "mode"),
     one_in(2, [(recorded, 0), (Words, 1)], MODES),
 )
-def test_any_calls_have_the_results_that_sync_vector_env_has(
+def test_results_are_identical_to_sync_vector_env(
     near: NearHosts, make: Any, num_local: int, mode: AutoresetMode
 ) -> None:
     near.start(1, 1)
@@ -202,7 +202,7 @@ def test_any_calls_have_the_results_that_sync_vector_env_has(
         for call in range(80):
             if call % 20 == 0 or options is not None:
                 seed = [None, call, [call, None, 3, 4, None]][call % 3] if call else 7
-                # Before the reference, which takes the mask out of the dict.
+                # The reference removes the mask from the dict, so it must be called second.
                 got = envs.reset(seed=seed, options=options)
                 assert_same(got, reference.reset(seed=seed, options=options), CLOCK, f"reset before step {call}")
             actions = reference.action_space.sample()
@@ -222,7 +222,7 @@ def test_any_calls_have_the_results_that_sync_vector_env_has(
 
 def test_send_and_recv_give_every_row_once_and_in_its_order(near: NearHosts) -> None:
     near.start(2)
-    envs = ParallelVectorEnv(told(), num_workers=3, batch_size=2, placement=near.placement(num_local=1))
+    envs = ParallelVectorEnv(triggered(), num_workers=3, batch_size=2, placement=near.placement(num_local=1))
     with contextlib.closing(envs):
         last = envs.reset()[0].tolist()
         envs.send(actions_for())
@@ -242,7 +242,7 @@ def test_send_and_recv_give_every_row_once_and_in_its_order(near: NearHosts) -> 
 @pytest.mark.more
 def test_questions_exceptions_and_late_replies(near: NearHosts) -> None:
     near.start(2)
-    envs = ParallelVectorEnv(told(fail), num_workers=3, placement=near.placement(num_local=1))
+    envs = ParallelVectorEnv(triggered(fail), num_workers=3, placement=near.placement(num_local=1))
     with contextlib.closing(envs):
         envs.reset(seed=1)
         envs.set_attr("label", list("abcde"))
@@ -259,7 +259,7 @@ def test_questions_exceptions_and_late_replies(near: NearHosts) -> None:
         assert envs.call("add", 1) == (1, 2, 3, 4, 5)
 
 
-def test_an_info_that_cannot_cross_is_an_error_of_its_sub_environment_and_the_host_stays(near: NearHosts) -> None:
+def test_an_info_that_cannot_be_sent_is_an_error_of_its_sub_environment_and_the_host_stays(near: NearHosts) -> None:
     class Odd(LedgerEnv):
         def step(self, action: Any) -> Any:
             return (*super().step(action)[:4], {"a": object()} if action else {})
@@ -283,21 +283,21 @@ def slowly() -> None:
 
 def test_a_step_that_was_too_late_does_not_reach_the_next_one(near: NearHosts) -> None:
     near.start(2)
-    envs = ParallelVectorEnv(told(slowly), num_workers=2, placement=near.placement())
+    envs = ParallelVectorEnv(triggered(slowly), num_workers=2, placement=near.placement())
     with contextlib.closing(envs):
         envs.reset()
         envs.step_async(actions_for(4))
         with pytest.raises(multiprocessing.TimeoutError):
             envs.step_wait(timeout=0.05)
         observations, rewards, *_ = envs.step(actions_for())
-        # Sub-environment 0 has episodes of one env step, and was reset in this one.
+        # Sub-environment 0 has episodes of one step, so this step has reset it.
         assert observations.tolist() == [[0, 1, 0], *([i, 0, 2] for i in range(1, N))]
         assert rewards.tolist() == [0.0, *(ledger_reward(i, 0, 2) for i in range(1, N))]
 
 
 def test_a_worker_that_dies_is_an_error_and_closes_the_env_and_its_hosts(near: NearHosts) -> None:
     near.start(2)
-    envs = ParallelVectorEnv(told(kill_me), num_workers=2, placement=near.placement())
+    envs = ParallelVectorEnv(triggered(kill_me), num_workers=2, placement=near.placement())
     with contextlib.closing(envs):
         envs.reset()
         pid = workers_of(envs).pid(1)
@@ -314,7 +314,7 @@ def test_a_worker_that_dies_is_an_error_and_closes_the_env_and_its_hosts(near: N
 def test_a_worker_that_dies_is_started_again_where_there_is_room(near: NearHosts) -> None:
     near.start(2)
     envs = ParallelVectorEnv(
-        told(),
+        triggered(),
         num_workers=3,
         autoreset_mode=AutoresetMode.SAME_STEP,
         on_worker_death="restart",
@@ -338,7 +338,7 @@ def test_a_worker_that_dies_is_started_again_where_there_is_room(near: NearHosts
 def test_a_restart_truncates_the_last_observation_once_more(near: NearHosts, mode: AutoresetMode) -> None:
     near.start(2)
     envs = ParallelVectorEnv(
-        told(kill_me), num_workers=2, autoreset_mode=mode, on_worker_death="restart", placement=near.placement()
+        triggered(kill_me), num_workers=2, autoreset_mode=mode, on_worker_death="restart", placement=near.placement()
     )
     with contextlib.closing(envs):
         last, _ = envs.reset()
@@ -359,7 +359,7 @@ def test_a_restart_truncates_the_last_observation_once_more(near: NearHosts, mod
 def test_a_step_that_hangs_is_cut_and_its_stack_shown(near: NearHosts, on_worker_death: Any) -> None:
     near.start(2)
     envs = ParallelVectorEnv(
-        told(hang), num_workers=2, step_timeout_s=2.0, on_worker_death=on_worker_death, placement=near.placement()
+        triggered(hang), num_workers=2, step_timeout_s=2.0, on_worker_death=on_worker_death, placement=near.placement()
     )
     with contextlib.closing(envs):
         envs.reset()
@@ -378,7 +378,7 @@ def test_a_step_that_hangs_is_cut_and_its_stack_shown(near: NearHosts, on_worker
 @pytest.mark.more
 def test_a_lost_host_is_an_error_that_names_it(hosts: Any) -> None:
     (host,) = hosts.start(2)
-    envs = ParallelVectorEnv(told(), num_workers=2, placement=hosts.placement())
+    envs = ParallelVectorEnv(triggered(), num_workers=2, placement=hosts.placement())
     with contextlib.closing(envs):
         envs.reset()
         host.kill()
@@ -391,7 +391,7 @@ def test_a_lost_host_is_an_error_that_names_it(hosts: Any) -> None:
 def test_no_row_is_lost_or_doubled_while_hosts_are_killed(hosts: Any, near: NearHosts) -> None:
     running = hosts.start(2, 2)
     envs = ParallelVectorEnv(
-        told(num_envs=8),
+        triggered(num_envs=8),
         num_workers=4,
         autoreset_mode=AutoresetMode.SAME_STEP,
         on_worker_death="restart",
@@ -421,7 +421,7 @@ def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
 ) -> None:
     near.start(1)
     envs = ParallelVectorEnv(
-        told(),
+        triggered(),
         num_workers=2,
         on_worker_death="restart",
         workers=parenv.WorkerOptions(start_timeout_s=4.0),
@@ -450,7 +450,7 @@ def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
         ):
             envs.step(actions_for())
         assert time.monotonic() - began >= 4.0
-        # What the local worker has answered meanwhile wakes nobody again and again.
+        # The local worker's answer must not wake the main process repeatedly.
         assert waits[0] < 40
 
 
@@ -461,7 +461,11 @@ def test_a_worker_that_is_overdue_on_a_host_that_is_silent_is_started_again_else
 ) -> None:
     (silent,) = hosts.start(1)
     envs = ParallelVectorEnv(
-        told(), num_workers=1, step_timeout_s=2.0, on_worker_death="restart", placement=hosts.placement(silence_s=1.0)
+        triggered(),
+        num_workers=1,
+        step_timeout_s=2.0,
+        on_worker_death="restart",
+        placement=hosts.placement(silence_s=1.0),
     )
     with contextlib.closing(envs):
         envs.reset()
@@ -473,7 +477,7 @@ def test_a_worker_that_is_overdue_on_a_host_that_is_silent_is_started_again_else
         assert "worker_restarted" not in envs.step(actions_for())[4]
 
 
-def test_rows_that_are_larger_than_a_piece_cross_whole(near: NearHosts) -> None:
+def test_large_rows_arrive_complete(near: NearHosts) -> None:
     class Large(LedgerEnv):
         def __init__(self, env_id: int) -> None:
             super().__init__(env_id)
@@ -522,18 +526,18 @@ def test_the_keys_of_dict_spaces_may_have_another_order_on_each_host(near: NearH
         assert_same(envs.step(np.zeros(2, np.int64)), sync.step(np.zeros(2, np.int64)))
 
 
-def test_what_cannot_be_is_refused_before_anybody_listens(hosts: Any) -> None:
+def test_invalid_arguments_are_refused_before_the_driver_listens(hosts: Any) -> None:
     placement = hosts.placement()
     for num_workers in (None, 0, "auto"):
         with pytest.raises(ConfigurationError, match="num_workers must be the number of workers on all hosts together"):
-            ParallelVectorEnv(told(), num_workers=num_workers, placement=placement)  # type: ignore[arg-type]
+            ParallelVectorEnv(triggered(), num_workers=num_workers, placement=placement)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="num_local must be at most num_workers=2, got 3"):
-        ParallelVectorEnv(told(), num_workers=2, placement=hosts.placement(num_local=3))
+        ParallelVectorEnv(triggered(), num_workers=2, placement=hosts.placement(num_local=3))
     with pytest.raises(ConfigurationError, match="placement must be None, a RemotePlacement or a RayPlacement"):
-        ParallelVectorEnv(told(), num_workers=2, placement="here")  # type: ignore[arg-type]
+        ParallelVectorEnv(triggered(), num_workers=2, placement="here")  # type: ignore[arg-type]
 
 
-def test_rows_that_are_too_large_to_cross_are_refused(near: NearHosts) -> None:
+def test_rows_larger_than_max_message_bytes_are_refused(near: NearHosts) -> None:
     class Large(LedgerEnv):
         def __init__(self) -> None:
             super().__init__(0)

@@ -1,4 +1,4 @@
-"""The stand-in for srun does what the documented command lines rely on."""
+"""Check that the replacement for srun supports what the documented command lines use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_task_knows_its_place(options: list[str], told: list[str]) -> None:
     assert (ran.returncode, sorted(ran.stdout.splitlines())) == (0, told)
 
 
-def test_options_behind_the_command_are_the_commands() -> None:
+def test_options_after_the_command_belong_to_the_command() -> None:
     assert srun("-n", "1", "echo", "-n", "5", "--nodes=7").stdout == "5 --nodes=7"
 
 
@@ -63,7 +63,7 @@ def test_tasks_run_at_once(tmp_path: Path) -> None:
     ("script", "code"),
     [("exit $SLURM_PROCID", 2), ("kill -9 $$", 137), ("[ $SLURM_PROCID = 1 ] && kill -TERM $$", 143)],
 )
-def test_the_worst_exit_code_is_that_of_all(script: str, code: int) -> None:
+def test_the_highest_exit_code_is_returned(script: str, code: int) -> None:
     assert srun("-n", "3", "sh", "-c", script).returncode == code
 
 
@@ -79,7 +79,7 @@ def test_signals_reach_every_task(number: signal.Signals) -> None:
         assert running.wait(LIMIT_S) == 3
 
 
-def test_without_a_command_there_is_nothing_to_run() -> None:
+def test_a_missing_command_is_an_error() -> None:
     ran = srun("-n", "2")
     assert ran.returncode == 2
     assert "no command" in ran.stderr

@@ -1,9 +1,9 @@
-"""The process behind ``network.Network``: it holds the hosts, and carries every packet between them and the driver.
+"""Process behind ``network.Network``, which holds the hosts' namespaces and forwards all packets between them.
 
-Hosts are network namespaces without a name, each with one TUN interface; the other ends of all of them, and of one
-in the namespace of the driver, are descriptors of this process. Nothing of that outlives it, and it ends, with all
-that runs on its hosts, when the process that it works for is gone. It needs nothing but ``ip``: kernels are often
-built without the queueing disciplines that delay and lose packets.
+Each host is an unnamed network namespace with one TUN interface. Another TUN interface is in the driver's namespace.
+Their other ends are descriptors of this process, so the namespaces and interfaces disappear with it. It exits when its
+parent process is gone, and then kills all processes on its hosts. It requires only ``ip``, because many kernels lack
+the queueing disciplines that delay and lose packets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-NETWORK, SUBNET = "198.18", 24  # RFC 2544: addresses for tests of networks
+NETWORK, SUBNET = "198.18", 24  # RFC 2544 reserves these addresses for network tests.
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 PACKET_BYTES, PACKETS_AT_ONCE = 65536, 64
@@ -40,7 +40,7 @@ _C = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class Link:
-    """One direction of the way to one host."""
+    """One direction of the link of a host."""
 
     cut: bool = False
     delay_s: float = 0.0
@@ -67,7 +67,7 @@ class Link:
 
 
 class Segment(NamedTuple):
-    """Of a TCP segment: addresses and ports, sequence number, what it acknowledges, flags, and bytes of data."""
+    """Fields of a TCP segment: addresses and ports, sequence and acknowledgement numbers, flags, and bytes of data."""
 
     way: bytes
     seq: int
@@ -77,7 +77,7 @@ class Segment(NamedTuple):
 
 
 class Flows:
-    """The TCP connections that pass, as far as one must know them to end them in the name of the other side."""
+    """State of the TCP connections that pass, as needed to reset either side in the name of the other."""
 
     def __init__(self) -> None:
         self._next: dict[bytes, int] = {}
@@ -85,12 +85,12 @@ class Flows:
         self._finished: set[bytes] = set()
 
     def taken_in(self, packet: bytes) -> None:
-        """One of the two sides has sent this."""
+        """Note a packet that one of the sides has sent."""
         if (segment := _segment(packet)) is not None and segment.flags & ACK and _back(segment.way) in self._next:
             self._acked[segment.way] = segment.ack
 
     def delivered(self, packet: bytes) -> None:
-        """The other side gets this now."""
+        """Note a packet that the other side now gets."""
         if (segment := _segment(packet)) is None:
             return
         way, flags = segment.way, segment.flags
@@ -107,7 +107,7 @@ class Flows:
             self._forget(next(iter(self._next)))
 
     def resets(self, address: bytes) -> tuple[int, list[bytes]]:
-        """How many connections an address has, and the packets that reset them on both sides."""
+        """Return the number of connections of an address, and the packets that reset them on both sides."""
         packets: list[bytes] = []
         connections = 0
         for way in list(self._next):
@@ -116,8 +116,8 @@ class Flows:
                 continue
             connections += 1
             for to in (way, back):
-                # A side believes only the number that it expects next: the one after what it was given last, or,
-                # where something before that was lost, the one that it has acknowledged last.
+                # A side accepts only the sequence number that it expects next: the end of the last segment that it got
+                # or, if an earlier segment was lost, its last acknowledgement.
                 expected = {self._next.get(to), self._acked.get(_back(to))} - {None}
                 packets += [_reset(to, seq, self._next.get(_back(to), 0)) for seq in expected]
             self._forget(way)
@@ -159,7 +159,7 @@ def _checksum(data: bytes) -> bytes:
 
 
 class Wire:
-    """Carries packets, and does what it is told on standard input, one line of JSON for each line of answer."""
+    """Forwards packets and executes commands from standard input. Commands and replies are one line of JSON each."""
 
     def __init__(self, hosts: int) -> None:
         home = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -184,14 +184,14 @@ class Wire:
         self._rng = random.Random(0)
 
     def run(self) -> None:
-        """Carry packets until standard input ends."""
+        """Forward packets until standard input ends."""
         poll = select.poll()
         for fd in (0, self._driver, *self._ends):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(self._patience_ms())}
             now = time.monotonic()
-            # What was sent before an order is not subject to it.
+            # Packets that were sent before a command are not subject to it, so read all of them first.
             most = MAX_QUEUED if 0 in ready else PACKETS_AT_ONCE
             for host, end in [(-1, self._driver), *enumerate(self._ends)]:
                 if end in ready:
@@ -204,7 +204,7 @@ class Wire:
                 print(json.dumps(self._obey(**json.loads(line))), flush=True)
 
     def power_off(self, host: int) -> None:
-        """Kill all that runs on a host, and whatever that has started meanwhile."""
+        """Kill all processes on a host, including those that they start meanwhile."""
         while processes := self._processes(host):
             for pid in processes:
                 with contextlib.suppress(ProcessLookupError):
@@ -277,7 +277,8 @@ class Wire:
     def _kill(self, host: int, pid: int) -> None:
         fd = os.pidfd_open(pid)
         try:
-            # Another process may have this id by now; if it has, the descriptor is that of a dead one.
+            # The pid may have been reused since it was listed, so check it again. If it is reused from now on, the
+            # descriptor still refers to the dead process.
             if self._runs_on(host, pid):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
                 if not select.select([fd], [], [], KILL_S)[0]:
@@ -304,7 +305,7 @@ def _checked(result: int) -> None:
 
 
 def main(hosts: int) -> None:
-    """Say what there is, then work until nobody listens any more."""
+    """Report the interface, addresses and namespaces, then forward packets until standard input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wire = Wire(hosts)

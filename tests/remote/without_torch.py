@@ -1,4 +1,4 @@
-"""Environments and policies of the tests, in a module that a worker imports without torch."""
+"""Environments and policies for tests, in a module that does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Words(gym.Env[Any, Any]):
-    """Observations without a fixed size beside ones with one."""
+    """Environment whose observations have parts with and without a fixed size."""
 
     observation_space = gym.spaces.Dict(
         {"text": gym.spaces.Text(8), "box": gym.spaces.Box(-1, 1, (3,), np.float64), "n": gym.spaces.Discrete(5)}
@@ -30,8 +30,8 @@ class Words(gym.Env[Any, Any]):
         return {"text": word, "box": self.np_random.normal(size=3).clip(-1, 1), "n": self.np_random.integers(5)}
 
 
-class Told(Words):
-    """Says more in its infos."""
+class WithInfos(Words):
+    """Environment of a fixed size with infos: a mask after each reset and a speed after each step."""
 
     observation_space = gym.spaces.Box(0, 9, (1,))
     action_space = gym.spaces.Discrete(3)

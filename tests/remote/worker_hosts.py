@@ -1,4 +1,4 @@
-"""Worker hosts as processes on this machine, joined over loopback."""
+"""Worker hosts that run as processes on this machine and join over loopback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARK = "PARENV_TEST_HOST"
 
 
 class Hosts:
-    """Starts worker hosts, each with a key of its own."""
+    """Worker hosts of a test, and up to six keys for them."""
 
     def __init__(self, directory: Path) -> None:
         self.mark = uuid.uuid4().hex
@@ -33,7 +33,7 @@ class Hosts:
         self._network: Any = None
 
     def move_to(self, network: Any) -> None:
-        """From now on, hosts are started in a network of namespaces, where this process has another address."""
+        """Start all further hosts in a network of namespaces, in which this process has another address."""
         self._network = network
         self.address = f"tcp://{network.address}:{free_port()}"
 
@@ -58,7 +58,7 @@ class Hosts:
         return started
 
     def alive(self) -> list[psutil.Process]:
-        """Every process that belongs to a host: itself, its fork server, its workers."""
+        """Return all processes of hosts: the hosts themselves, their fork servers and their workers."""
         return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self.mark]
 
     def end(self) -> None:

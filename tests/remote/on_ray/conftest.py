@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests of a file."""
+"""Ray cluster that is shared by all tests of a file, and the check that each test cleans up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(cluster: RayCluster) -> Iterator[None]:
-    """No actor, nothing that one has started, and no thread. Ray's own processes and connections stay."""
+    """Check that no actor, no child process of an actor and no thread remains. Ray's own processes may remain."""
     threads = set(threading.enumerate())
     yield
     limit = time.monotonic() + SOON_S
@@ -39,7 +39,7 @@ def nothing_left_behind(cluster: RayCluster) -> Iterator[None]:
 
 
 def _left_behind(cluster: RayCluster, threads: set[threading.Thread]) -> list[str]:
-    """Processes and threads but those of Ray itself."""
+    """Return descriptions of the remaining processes and threads, except those of Ray itself."""
     rays = psutil.Process(cluster.pid)
     of_ray = {rays, *rays.children(recursive=True)}
     actors = [f"process {process}" for process in of_ray if _is_of_an_actor(process)]

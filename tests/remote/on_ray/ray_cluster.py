@@ -1,7 +1,7 @@
-"""A Ray cluster of several nodes on this machine, in a process of its own.
+"""Ray cluster of several nodes on this machine, in a separate process.
 
-Run as a script it makes the cluster and obeys lines of JSON on its standard input; it ends, and with it the cluster, at
-the end of file.
+Run as a script, this file starts the cluster and executes commands from standard input, one line of JSON each. At the
+end of the input it shuts the cluster down.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ STOP_TIMEOUT_S = 120.0
 
 
 class RayCluster:
-    """A head with two CPUs, and nodes that are added and lost."""
+    """Cluster with a head node of two CPUs, and further nodes that can be added and killed."""
 
     def __init__(self) -> None:
-        # Of its own, so that a plain ray.init() elsewhere does not find this cluster; short, for it holds sockets.
+        # A separate directory hides this cluster from a plain ray.init() of other processes. Its path must be short,
+        # because it contains Unix sockets.
         directory = tempfile.mkdtemp(prefix="ray-")
         here = Path(__file__).parent
         paths = [str(here), str(here.parents[1]), str(here.parents[2])]
@@ -54,11 +55,11 @@ class RayCluster:
         return self._process.pid
 
     def add(self, **resources: float) -> int:
-        """A node with two CPUs and these resources; the process id of its raylet."""
+        """Add a node with two CPUs and the given resources; return the process id of its raylet."""
         return int(self._ask("add", resources))
 
     def remove(self, raylet: int) -> None:
-        """Kill a node and all that runs on it."""
+        """Kill a node and everything that runs on it."""
         self._ask("remove", raylet)
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class RayCluster:
 
 
 def main() -> None:
-    # Ray prints where it likes to; what is said to the tests goes out by another descriptor.
+    # Ray prints to standard output too. Move it to standard error, and keep a copy of the descriptor for replies.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

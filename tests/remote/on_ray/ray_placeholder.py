@@ -1,4 +1,4 @@
-"""What an actor runs instead of a worker host: it says where it is, and does as it is told."""
+"""Placeholder for a worker host in a Ray actor: it reports its processes, and ends or raises on command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLEEP_S = 1000.0
 
 
 def serve(address: str, keys: Any, num_workers: int, *, is_leaving: Callable[[], bool]) -> int:
-    """Until told otherwise, or alone."""
+    """Run until the driver sends a command or closes the connection, or until ``is_leaving()``."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     launcher = Launcher(ForkServerSpec((), (), threads=1))
     launcher.launch(0, "ray_placeholder:sleep", {}, ())
@@ -39,12 +39,12 @@ def serve(address: str, keys: Any, num_workers: int, *, is_leaving: Callable[[],
             ready, _, _ = select.select([driver], [], [], LOOK_S)
             if ready:
                 if driver.recv(16) == b"raise":
-                    raise RuntimeError("as told")
+                    raise RuntimeError("raised on command")
                 return 0
     return 0
 
 
 def sleep(arguments: dict[str, Any]) -> int:
-    """A worker."""
+    """Run as a worker, which only sleeps."""
     threading.Event().wait(SLEEP_S)
     return 0

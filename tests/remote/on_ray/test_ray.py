@@ -1,4 +1,4 @@
-"""Worker hosts on a real Ray cluster of several nodes, with a placeholder for what they run."""
+"""Check worker hosts on a real Ray cluster of several nodes, with a placeholder for the host code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from parenv.remote.ray import RayHosts
 
 ray = Late("ray")
 
-# A node that is lost is missed after several seconds, and every process of Ray imports it anew: slow on a busy machine.
+# Slow on a busy machine: Ray detects a lost node only after several seconds, and each of its processes imports Ray.
 pytestmark = [pytest.mark.soak]
 
 ENTRY = "ray_placeholder:serve"
@@ -41,7 +41,7 @@ SOON_S, LATE_S = 60.0, 120.0
 
 @pytest.fixture
 def add_node(cluster: RayCluster) -> Iterator[Callable[..., int]]:
-    """Adds a node for the time of the test; the process id of its raylet."""
+    """Return a function that adds a node until the end of the test and returns the process id of its raylet."""
     with contextlib.ExitStack() as stack:
 
         def add(**resources: float) -> int:
@@ -54,7 +54,7 @@ def add_node(cluster: RayCluster) -> Iterator[Callable[..., int]]:
 
 @dataclass
 class Connected:
-    """A host that has connected."""
+    """Host that has connected to the driver."""
 
     connection: socket.socket
     pid: int
@@ -70,7 +70,7 @@ class Connected:
 
 
 class Driver:
-    """Listens for hosts, as a pool does."""
+    """Replacement for a pool that listens for hosts."""
 
     def __init__(self, listen: str) -> None:
         host = listen.removeprefix("tcp://").removesuffix(":*")
@@ -79,7 +79,7 @@ class Driver:
         self.address = f"tcp://{host}:{self._listener.getsockname()[1]}"
 
     def hear(self, timeout_s: float = LATE_S) -> Connected:
-        """The next host that connects."""
+        """Wait for the next host to connect, and return it."""
         self._listener.settimeout(timeout_s)
         connection, _ = self._listener.accept()
         connection.settimeout(timeout_s)
@@ -87,7 +87,7 @@ class Driver:
             self._hosts.append(Connected(connection, **json.loads(lines.readline())))
         return self._hosts[-1]
 
-    def hears_nobody(self, for_s: float) -> bool:
+    def no_host_connects(self, for_s: float) -> bool:
         return not select.select([self._listener], [], [], for_s)[0]
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Driver:
 
 @pytest.fixture
 def make_hosts(add_node: object) -> Iterator[Callable[..., tuple[RayHosts, Driver]]]:
-    """Starts hosts, which are closed after the test, and before the nodes."""
+    """Return a function that starts hosts. They are closed after the test, before its nodes are removed."""
     with contextlib.ExitStack() as stack:
 
         def make(*arguments: Any, entry: str = ENTRY, **more: Any) -> tuple[RayHosts, Driver]:
@@ -157,7 +157,7 @@ def test_a_host_whose_node_is_lost_comes_back_on_another(cluster: RayCluster, ad
     assert hosts.problems(joined=1) == []
 
 
-def test_a_host_on_a_node_that_ray_had_given_up_ends_by_itself(add_node: Any, make_hosts: Any) -> None:
+def test_a_host_on_a_node_that_ray_considers_dead_ends_by_itself(add_node: Any, make_hosts: Any) -> None:
     raylet = add_node(spare=1)
     _, driver = make_hosts(1, resources={"spare": 0.5})
     forsaken = driver.hear()
@@ -198,8 +198,8 @@ def test_a_host_that_ends_is_replaced(make_hosts: Any, word: bytes, caplog: pyte
     ended.connection.sendall(word)
     until(lambda: hosts.problems() != [])
     assert hosts.problems()[0].startswith("1 of 1 worker hosts have ended. See Ray's log of them")
-    assert ray.get(hosts._hosts[0].ended) is None, "a driver would unpickle this"
-    assert driver.hears_nobody(for_s=0.2)
+    assert ray.get(hosts._hosts[0].ended) is None, "the driver would unpickle another result"
+    assert driver.no_host_connects(for_s=0.2)
     with caplog.at_level(logging.WARNING, logger="parenv"):
         hosts.tend()
     assert [record.getMessage() for record in caplog.records] == [
@@ -209,7 +209,9 @@ def test_a_host_that_ends_is_replaced(make_hosts: Any, word: bytes, caplog: pyte
     assert hosts.problems(joined=1) == []
 
 
-def test_a_host_that_cannot_run_is_not_replaced_for_ever(make_hosts: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_host_that_cannot_run_is_replaced_a_limited_number_of_times(
+    make_hosts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     hosts, _ = make_hosts(1, entry="ray_placeholder:nothing")
 
     def is_given_up() -> bool:
@@ -252,7 +254,7 @@ def test_close_kills_hosts_that_wait_or_run_and_may_be_called_again(make_hosts: 
     hosts.close()
     hosts.tend()
     assert hosts.problems() == []
-    assert driver.hears_nobody(for_s=0.5)
+    assert driver.no_host_connects(for_s=0.5)
 
 
 def test_resources_that_ray_refuses_are_refused(make_hosts: Any) -> None:
@@ -306,7 +308,9 @@ def test_hosts_end_with_their_driver(cluster: RayCluster, driver: Driver) -> Non
 
 
 @pytest.mark.parametrize(("then", "remains"), [("", False), ("ray.init()", True)])
-def test_a_ray_that_was_shut_down_is_let_be(cluster: RayCluster, driver: Driver, then: str, remains: bool) -> None:
+def test_a_shutdown_of_ray_is_reported_and_ray_is_left_as_it_is(
+    cluster: RayCluster, driver: Driver, then: str, remains: bool
+) -> None:
     text = SCRIPT.replace("SHUTDOWN", f"import ray; ray.shutdown(); {then}").replace("REMAINS", str(remains))
     with run(text, cluster, driver.address) as script:
         host = driver.hear()

@@ -1,4 +1,4 @@
-"""A pool whose hosts are actors of a real Ray cluster with two nodes: one killed, one lost with its node."""
+"""Check pools and populations whose hosts are actors of a real Ray cluster, also if an actor or a node is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scripted_agents import Ledger, act, delivered, plain_loop, scripted, specie
 from parenv import AsyncWorkerPool, RayPlacement, Stop, WorkerOptions, WorkerTimeoutError
 from parenv.testing import check_ledger
 
-# A node that is lost is missed after several seconds, and every process of Ray imports it anew: slow on a busy machine.
+# Slow on a busy machine: Ray detects a lost node only after several seconds, and each of its processes imports Ray.
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("warnings_are_expected")]
 SOON_S, LATE_S = 60.0, 120.0
 
@@ -34,13 +34,13 @@ def test_workers_of_actors_deliver_every_transition_once_and_in_order(cluster: R
     assert len(expected) == 2
 
 
-def test_a_population_on_actors_comes_to_the_same_as_on_one_machine(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_population_on_actors_is_equal_to_a_local_one(cluster: RayCluster, tmp_path: Path) -> None:
     wanted = after(tmp_path / "one", 24, num_workers=0)
     placement = RayPlacement(num_workers=2, resources={"CPU": 0.5})
     assert after(tmp_path / "actors", 24, num_workers=None, placement=placement) == wanted
 
 
-def test_policies_by_name_act_on_actors(cluster: RayCluster) -> None:
+def test_named_policies_act_on_actors(cluster: RayCluster) -> None:
     ledger: Ledger = {}
     placement = RayPlacement(num_workers=1, resources={"CPU": 0.5})
     with AsyncWorkerPool(
@@ -52,28 +52,28 @@ def test_policies_by_name_act_on_actors(cluster: RayCluster) -> None:
     assert ledger == {**plain_loop(0, 200)[0], **plain_loop(1, 200)[0]}
 
 
-def test_an_actor_is_killed_and_a_node_is_lost_and_nothing_of_the_ledger(cluster: RayCluster) -> None:
+def test_no_transition_is_lost_with_an_actor_or_a_node(cluster: RayCluster) -> None:
     second = cluster.add()
     placement = RayPlacement(num_workers=3, resources={"CPU": 0.5})
     with AsyncWorkerPool(ledgers(6), zeros, rollout_length=8, placement=placement) as pool:
         audit = Audit(pool, seconds=2 * LATE_S)
 
-        def everybody_is_back() -> Any:
+        def all_workers_are_back() -> Any:
             return pool.statistics().workers_alive == 3 and pool.statistics().hosts == 3
 
         audit.until(lambda: len(audit.expected) == 6)
         victim = pid_of(pool, 0)
         actor = psutil.Process(psutil.Process(victim).ppid()).ppid()
         os.kill(actor, signal.SIGKILL)
-        audit.until(lambda: pool.statistics().worker_restarts == 1 and everybody_is_back())
+        audit.until(lambda: pool.statistics().worker_restarts == 1 and all_workers_are_back())
         cluster.remove(second)
-        audit.until(lambda: pool.statistics().worker_restarts >= 2 and everybody_is_back())
+        audit.until(lambda: pool.statistics().worker_restarts >= 2 and all_workers_are_back())
         enough = pool.statistics().env_steps + 2000
         audit.until(lambda: pool.statistics().env_steps > enough)
         assert {generation_of(pool, worker) for worker in range(3)} != {0}
 
 
-def test_what_ray_cannot_place_is_said_in_time(cluster: RayCluster) -> None:
+def test_missing_resources_are_named_when_the_start_times_out(cluster: RayCluster) -> None:
     with pytest.raises(WorkerTimeoutError, match="each needs CPU: 64, and no node has more than CPU: 2"):
         AsyncWorkerPool(
             ledgers(1),
