@@ -1,6 +1,6 @@
-"""Systems to compare, each in a process of its own and in the virtual environment where it is installed.
+"""Measurements of systems in turn, each in its own process with the interpreter of its virtual environment.
 
-One measures at a time; the others are stopped meanwhile, workers included, since some of them spin.
+One system measures at a time. The others and their workers are stopped meanwhile, because some of them busy-wait.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from installed import FOLDER, installed
 
 HERE = Path(__file__).parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-ANSWER_WITHIN_S = 300.0
-_TELLING = threading.Lock()
+ANSWER_TIMEOUT_S = 300.0
+_GUARD_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class System:
 
     Args:
         name: Name in the results.
-        environment: Virtual environment of the system: a name of ``installed.ENVIRONMENTS``, or ``"parenv"``.
-        module: Name of its file under ``systems/``.
-        function: Name of the function in this file, ``(**arguments) -> (measure, close)``.
-        arguments: Arguments of the function, as plain data.
-        reopened: Whether to start it for each measurement, because it fails after a stop.
+        environment: Virtual environment of the system: a key of ``installed.ENVIRONMENTS``, or ``"parenv"``.
+        module: Name of a module in ``systems/``.
+        function: Name of a function in this module, ``(**arguments) -> (measure, close)``.
+        arguments: Arguments of the function, as JSON data.
+        reopened: Whether to start a new process for each measurement.
     """
 
     name: str
@@ -52,15 +52,15 @@ class System:
     reopened: bool = False
 
 
-class Asked:
-    """A system that has been started. It is stopped except while it measures.
+class SystemProcess:
+    """Process of a system. The process is stopped (SIGSTOP) except while it measures.
 
     Args:
-        system: which one.
+        system: System to start.
 
     Raises:
-        RuntimeError: it cannot be installed, or it failed; says why. ``stderr.txt`` beside the virtual environments
-            has the traceback.
+        RuntimeError: The system cannot be installed, or it failed. The file ``stderr.txt`` in the folder of the
+            virtual environments has the traceback.
     """
 
     def __init__(self, system: System) -> None:
@@ -77,10 +77,10 @@ class Asked:
                 stderr=remarks,
                 text=True,
                 start_new_session=True,
-                cwd=self._folder.name,  # Some leave files and links where they run, or where temporary files go.
+                cwd=self._folder.name,  # Some libraries leave files there.
                 env={**os.environ, **ONE_THREAD, "TMPDIR": self._folder.name},
             )
-        _tell_guard(self._process.pid)
+        _notify_guard(self._process.pid)
         try:
             self.facts = self._ask(dict(system.arguments))
             self._signal(signal.SIGSTOP)
@@ -89,7 +89,7 @@ class Asked:
             raise
 
     def measure(self, seconds: float) -> Any:
-        """Measure the system for about this many seconds."""
+        """Return the result of a measurement that takes about this many seconds."""
         self._signal(signal.SIGCONT)
         try:
             return self._ask(seconds)
@@ -97,7 +97,7 @@ class Asked:
             self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End it the way it wants to be ended, and then what is left."""
+        """Let the process close its system and exit, and kill what is left after 20 s."""
         self._signal(signal.SIGCONT)
         with contextlib.suppress(OSError, RuntimeError, subprocess.TimeoutExpired):
             assert self._process.stdin is not None
@@ -106,16 +106,16 @@ class Asked:
         self.kill()
 
     def kill(self) -> None:
-        """End it with everything that it has started."""
+        """Kill the process and everything that it has started."""
         guard.kill(self._process.pid)
         self._process.wait()
-        _tell_guard(-self._process.pid)
+        _notify_guard(-self._process.pid)
         self._folder.cleanup()
 
     def _ask(self, question: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        watchdog = threading.Timer(ANSWER_WITHIN_S, self.kill)
+        watchdog = threading.Timer(ANSWER_TIMEOUT_S, self.kill)
         watchdog.start()
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -125,7 +125,7 @@ class Asked:
         finally:
             watchdog.cancel()
         if not line:
-            raise RuntimeError(f"it ended with {self._process.wait()}, or did not answer for {ANSWER_WITHIN_S:.0f} s")
+            raise RuntimeError(f"exited with {self._process.wait()}, or did not answer within {ANSWER_TIMEOUT_S:.0f} s")
         answer = json.loads(line)
         if "failed" in answer:
             raise RuntimeError(answer["failed"])
@@ -142,9 +142,9 @@ def _guard() -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, guard.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def _tell_guard(leader: int) -> None:
+def _notify_guard(leader: int) -> None:
     """Send the guard the pid of a session's leader, negative if the session has ended."""
-    with _TELLING:
+    with _GUARD_LOCK:
         pipe = _guard().stdin
         assert pipe is not None
         pipe.write(f"{leader}\n")
@@ -154,20 +154,23 @@ def _tell_guard(leader: int) -> None:
 def compared(
     systems: Sequence[System], repeats: int, seconds: float, warm_up_s: float = 0.0
 ) -> dict[str, list[Any] | str]:
-    """Measure all in turn, several times; for each what it found, or why it could not.
+    """Measure all systems in turn, several times.
 
     Args:
-        systems: which ones.
-        repeats: measurements of each.
-        seconds: that each takes, roughly.
-        warm_up_s: of a measurement after opening that does not count; 0 for none.
+        systems: Systems to measure.
+        repeats: Number of measurements of each system.
+        seconds: Approximate seconds of a measurement.
+        warm_up_s: Seconds of a first measurement that is discarded. Default: no such measurement.
+
+    Returns:
+        Results of each system by name, or the reason of its failure.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found: dict[str, list[Any] | str] = {}
-    running: dict[str, Asked] = {}
+    running: dict[str, SystemProcess] = {}
     try:
         with ThreadPoolExecutor(4) as several:
-            opened = [(system, several.submit(Asked, system)) for system in systems if not system.reopened]
+            opened = [(system, several.submit(SystemProcess, system)) for system in systems if not system.reopened]
         for system, future in opened:
             if future.exception() is None:
                 running[system.name] = future.result()
@@ -182,16 +185,16 @@ def compared(
                     continue
                 try:
                     if system.name not in running:
-                        running[system.name] = Asked(system)
+                        running[system.name] = SystemProcess(system)
                     found[system.name].append(running[system.name].measure(seconds))  # type: ignore[union-attr]
                     print(f"  {repeat + 1} of {repeats}, {system.name}: {found[system.name][-1]}", flush=True)
                 except RuntimeError as error:
                     found[system.name] = str(error)
                     print(f"  {system.name}: {error}", flush=True)
                 if system.reopened or isinstance(found[system.name], str):
-                    _end(running, system.name)
+                    _close(running, system.name)
         for name in list(running):
-            _end(running, name)
+            _close(running, name)
     except BaseException:
         for asked in running.values():
             asked.kill()
@@ -199,14 +202,14 @@ def compared(
     return found
 
 
-def _end(running: dict[str, Asked], name: str) -> None:
+def _close(running: dict[str, SystemProcess], name: str) -> None:
     asked = running.pop(name, None)
     if asked is not None:
         asked.close()
 
 
 def summary(found: Mapping[str, Sequence[float] | str], reference: str) -> dict[str, Any]:
-    """Return median, minimum and maximum of each system and the ratio to the reference, or the failure as text."""
+    """Return the median, range and ratio to the reference of each system, or the reason of its failure."""
     base = found[reference]
     if isinstance(base, str):
         raise RuntimeError(f"{reference}: {base}")

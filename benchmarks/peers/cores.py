@@ -1,11 +1,11 @@
-"""Scaling of steps and rollouts with cores: 120 environments on 1, 2, 4, 8, 15 workers, and a core for the driver.
+"""Scaling of steps and rollouts with the number of workers: 120 environments on 1, 2, 4, 8 and 15 workers.
 
-All systems, including the upper bound, run on one core per worker and one more. The upper bound has a process per
-worker.
+All systems run on one core per worker and one more for the main process. The upper bound is one independent process
+per worker on the same cores.
 
-python benchmarks/peers/cores.py                        all questions, as far as the machine has cores
+python benchmarks/peers/cores.py                        all questions, with as many workers as the cores allow
 python benchmarks/peers/cores.py rollouts ...           some of: cartpole, halfcheetah, rollouts
-python benchmarks/peers/cores.py --ours ...             without the peers
+python benchmarks/peers/cores.py --ours ...             only parenv and the upper bound
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PEERS_STEPPING = (
 TITLES = {
     "cartpole": "stepping 120 CartPoles",
     "halfcheetah": "stepping 120 HalfCheetahs",
-    "rollouts": "rollouts of 120 CartPoles, an MLP acts",
+    "rollouts": "rollouts of 120 CartPoles with an MLP",
 }
 
 
 def stepping(case: str, workers: int, with_peers: bool) -> list[System]:
-    """Return the systems that step, and the upper bound."""
+    """Return the vector envs to step, and the upper bound."""
     sizes = {"case": case, "num_envs": NUM_ENVS}
     ours = {**sizes, "num_workers": workers}
     caller = {**ours, "caller_steps": True}
@@ -72,7 +72,7 @@ def rollouts(workers: int, with_peers: bool) -> list[System]:
 
 
 def measure(question: str, workers: int, with_peers: bool) -> None:
-    """Keep the answer for that many workers."""
+    """Measure one question with this number of workers, and store the results."""
     print(question, workers, flush=True)
     asked = rollouts(workers, with_peers) if question == "rollouts" else stepping(question, workers, with_peers)
     seconds = ROLLOUTS_S if question == "rollouts" else STEPPING_S
@@ -80,7 +80,7 @@ def measure(question: str, workers: int, with_peers: bool) -> None:
 
 
 def main() -> None:
-    """All questions, each with as many workers as leave the driver a core."""
+    """Measure the questions with each number of workers that leaves a core for the main process."""
     asked = [name for name in sys.argv[1:] if not name.startswith("-")] or list(TITLES)
     cores = sorted(os.sched_getaffinity(0))
     for workers in (count for count in WORKERS if count < len(cores)):

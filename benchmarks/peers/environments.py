@@ -1,4 +1,4 @@
-"""The environments of the comparisons, for whatever version of Gymnasium a peer pins."""
+"""Environments of the comparisons, which work with every version of Gymnasium that a library pins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEAN_SLEEP_S = 0.002
 
 
 class Sleeper(gym.Env[Any, Any]):
-    """A step that sleeps: exponential, mean 2 ms."""
+    """Environment whose step sleeps for an exponentially distributed time, 2 ms on average."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,))
     action_space = gym.spaces.Discrete(2)
@@ -24,18 +24,18 @@ class Sleeper(gym.Env[Any, Any]):
         self._observation = np.zeros(4, np.float32)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         return self._observation, {}
 
     def step(self, action: Any) -> Any:
-        """Sleep."""
+        """Sleep for a random time."""
         time.sleep(self.np_random.exponential(MEAN_SLEEP_S))
         return self._observation, 0.0, False, False, {}
 
 
 def make_pong() -> Any:
-    """Pong as it is usually seen: grey, 84 x 84, 4 frames of 4 skips each."""
+    """Return Pong with the usual preprocessing: frame skip 4, grey, 84 x 84 pixels, 4 stacked frames."""
     import ale_py
 
     gym.register_envs(ale_py)
@@ -45,6 +45,10 @@ def make_pong() -> Any:
 
 
 def factory(case: str) -> Callable[[], Any]:
-    """Return a factory; ``case``: cartpole, lunarlander, halfcheetah, pong or sleeping."""
+    """Return a function that makes an environment.
+
+    Args:
+        case: ``"cartpole"``, ``"lunarlander"``, ``"halfcheetah"``, ``"pong"`` or ``"sleeping"``.
+    """
     special = {"pong": make_pong, "sleeping": Sleeper}
     return special[case] if case in special else partial(gym.make, IDS[case])

@@ -1,7 +1,7 @@
-"""Virtual environments for the peers, one for those that can live together, and one each where their pins conflict.
+"""Virtual environments of the other libraries: one for those that can share it, and one each for the rest.
 
-python benchmarks/peers/installed.py            all of them
-python benchmarks/peers/installed.py rllib ...  these
+python benchmarks/peers/installed.py            install all
+python benchmarks/peers/installed.py rllib ...  install some
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Requirements:
     """Contents of one virtual environment.
 
     Args:
-        packages: Arguments of pip, which runs after the installation of torch.
-        own_pins: Whether the packages need other versions than ours of packages besides torch.
-        unpacked: Source package whose build needs a GPU compiler, while its Python code does not.
+        packages: Arguments of pip. torch is installed before.
+        own_pins: Whether to install the packages without ``constraints.txt``, because their pins conflict with it.
+        unpacked: Source package whose Python code is used without a build, because the build needs a GPU compiler.
     """
 
     packages: tuple[str, ...]
@@ -38,7 +38,7 @@ ENVIRONMENTS = {
     ),
     "rllib": Requirements(("ray[rllib]==2.60.0", *SIMULATORS), own_pins=True),
     "sample_factory": Requirements(("sample-factory==2.1.1", *SIMULATORS), own_pins=True),
-    # Its pin of Gymnasium 0.29 is the only one not kept: that one lacks the environments of the comparison.
+    # PufferLib pins Gymnasium 0.29, which lacks environments of the comparison. All its other pins are kept.
     "pufferlib": Requirements(
         ("gym==0.23.0", "numpy<2", "setuptools", "pettingzoo", *SIMULATORS), unpacked="pufferlib==3.0.0"
     ),
@@ -51,8 +51,8 @@ class Installed:
     """Virtual environment, or the reason why it cannot be installed.
 
     Args:
-        python: its interpreter.
-        reason: why it could not be installed; empty if it could.
+        python: Path of its interpreter.
+        reason: Why it could not be installed. Empty if it is installed.
     """
 
     python: Path
@@ -60,7 +60,10 @@ class Installed:
 
 
 def installed(name: str) -> Installed:
-    """The virtual environment of that name, made and filled if it is not there yet; a failure is kept, too."""
+    """Return the virtual environment with this name, and install it on first use.
+
+    A failed installation is recorded and not repeated.
+    """
     if name == "parenv":
         return Installed(Path(sys.executable), "")
     folder = FOLDER / name
@@ -73,7 +76,7 @@ def installed(name: str) -> Installed:
 
 
 def _install(folder: Path, python: Path, wanted: Requirements) -> str:
-    """Why it failed, in one line; empty if it did not."""
+    """Install packages and return the reason of a failure in one line. The line is empty after a success."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     ours = ("--constraint", str(ROOT / "constraints.txt"))
     for packages in ((*ours, "torch"), wanted.packages if wanted.own_pins else (*ours, *wanted.packages)):
@@ -86,7 +89,10 @@ def _install(folder: Path, python: Path, wanted: Requirements) -> str:
 
 
 def _unpack(folder: Path, python: Path, package: str) -> str:
-    """Put a source package on the path as it is: pip unpacks it, fails to build it, and is told not to clean up."""
+    """Unpack a source package and put it on the import path without a build.
+
+    ``pip download`` unpacks the package and then fails to build it. ``--no-clean`` keeps the unpacked files.
+    """
     sources = folder / "sources"
     sources.mkdir()
     options = ("--no-clean", "--no-deps", "--no-build-isolation", "--no-binary", ":all:")
@@ -102,4 +108,4 @@ def _unpack(folder: Path, python: Path, package: str) -> str:
 
 if __name__ == "__main__":
     for each in sys.argv[1:] or ENVIRONMENTS:
-        print(each, installed(each).reason or "is installed")
+        print(each, installed(each).reason or "installed")

@@ -1,4 +1,7 @@
-"""Pictures of the comparisons: a panel per case, a bar per system, ours in colour, and why there is no bar."""
+"""Plots of the comparisons: a panel for each case and a bar for each system, with parenv in colour.
+
+A system without a result has the reason in place of its bar.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ BACKED: dict[str, Any] = {"bbox": {"facecolor": "white", "edgecolor": "none", "p
 
 
 def read(name: str) -> Any:
-    """The results that ``results/NAME.json`` has."""
+    """Return the results in ``results/NAME.json``."""
     return json.loads((RESULTS / f"{name}.json").read_text())["results"]
 
 
 def column(found: Mapping[str, Any], key: str) -> dict[str, float | str]:
-    """Return one figure of each system, or its failure, without the upper bound, which is the unit of the others."""
+    """Return one value of each system except the upper bound, or the reason of its failure."""
     return {name: one.get("failed") or one[key] for name, one in found.items() if name != "limit"}
 
 
 def shares(results: Mapping[str, Any]) -> dict[str, dict[str, float | str]]:
-    """A panel per case: the share of the limit, which the title tells."""
+    """Return a panel for each case: the share of the upper bound that each system reaches."""
     return {
-        f"{case}: limit {found['limit']['median']:,.0f}/s": column(found, "ratio_to_limit")
+        f"{case}: upper bound {found['limit']['median']:,.0f}/s": column(found, "ratio_to_limit")
         for case, found in results.items()
     }
 
@@ -35,11 +38,11 @@ def draw(name: str, title: str, panels: Panels, *, columns: int, line: float | N
     """Draw ``results/NAME.png``.
 
     Args:
-        name: of the file.
-        title: what is shown, and which way is better.
-        panels: by their titles, and in each the bars by their names: how long, or a text instead.
-        columns: panels side by side.
-        line: where a dotted line marks the limit; bars that go far beyond it are cut.
+        name: Name of the file.
+        title: What is shown, and whether more or less is better.
+        panels: For each title of a panel, the lengths of its bars by name. A text replaces a bar.
+        columns: Number of panels side by side.
+        line: Length at which a dotted line marks the upper bound. Bars beyond 1.4 times this length are cut.
     """
     import matplotlib
 
@@ -101,18 +104,18 @@ def _short(reason: str) -> str:
 
 
 def draw_growth(name: str, panels: Mapping[str, Mapping[int, Mapping[str, float]]]) -> None:
-    """Draw ``results/NAME.png``: env steps per second over workers, a line per system, the upper bound dotted.
+    """Draw ``results/NAME.png``: env steps per second over workers, a line for each system.
 
     Args:
         name: Name of the file.
-        panels: Rates of each system by the number of workers, for each title.
+        panels: For each title of a panel, the rates of all systems by the number of workers.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    # One above the other, with the legend beside: on a phone three panels in a row cannot be read.
+    # Three panels in a row cannot be read on a phone, so the panels are stacked and their legends are beside them.
     figure, axes = plt.subplots(len(panels), 1, figsize=(8.4, 3.4 * len(panels)), squeeze=False, layout="constrained")
     for axis, (title, found) in zip(axes.flat, panels.items(), strict=True):
         if not found:
@@ -135,7 +138,7 @@ def draw_growth(name: str, panels: Mapping[str, Mapping[int, Mapping[str, float]
 
 
 def _label(name: str) -> str:
-    # No bound for systems in which the main process steps a share too, as one process more then works.
+    # This is not an upper bound for systems whose main process steps too: they have one more busy process.
     return "one independent process per worker" if name == "limit" else name.replace("nobody spins", "no spinning")
 
 

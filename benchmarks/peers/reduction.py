@@ -1,6 +1,6 @@
-"""Question 6: milliseconds for the mean of two processes' gradients, of 1 MB and of 40 MB.
+"""Question 6: how long does it take to average the gradients of two processes, of 1 MB and of 40 MB?
 
-The limit is one process that reads both.
+Times are in milliseconds. The lower bound is the time in which one process reads both gradients.
 
 python benchmarks/peers/reduction.py
 """
@@ -20,7 +20,7 @@ SECONDS, REPEATS = 1.0, 3
 
 
 def systems(megabytes: int) -> list[System]:
-    """Return the systems that add up gradients, and the upper bound."""
+    """Return the systems that average gradients, and the lower bound."""
     size = {"megabytes": megabytes}
     return [
         System("limit", "parenv", "reducing", "reading", size),

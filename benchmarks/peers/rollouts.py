@@ -1,6 +1,7 @@
-"""Question 2: rollouts with a policy, as a share of two independent loops that act and step.
+"""Question 2: what share of the upper bound do rollouts with a policy reach?
 
-The figure is env steps per second that arrive in the learner's process as batches of ``[T, B]``.
+Rates are env steps per second that arrive in the learner's process as batches ``[T, B]``. The upper bound is two
+independent processes that act and step.
 
 python benchmarks/peers/rollouts.py
 """
@@ -47,7 +48,7 @@ def systems() -> list[System]:
         ),
         System("RLlib env runners", "rllib", "rllib", "rollouts", several),
         System("Sample Factory", "sample_factory", "sample_factory_sampling", "rollouts", several),
-        System("ElegantRL", "elegantrl", "", ""),  # Its pins cannot be installed.
+        System("ElegantRL", "elegantrl", "", ""),  # Its dependencies cannot be installed.
     ]
 
 

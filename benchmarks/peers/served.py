@@ -1,6 +1,7 @@
-"""The process of one system: answers questions, lines of JSON, until its input ends.
+"""Process of one system: writes a line of JSON for each line of input, until the input ends.
 
-Run by ``asked.py`` with the interpreter of the system's virtual environment; needs nothing but the standard library.
+``asked.py`` starts this script with the interpreter of the system's virtual environment. The script itself needs only
+the standard library.
 """
 
 from __future__ import annotations
@@ -14,25 +15,26 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Open the system with the first line's arguments; measure for the seconds of each further line."""
+    """Open the system with the arguments in the first line, and measure for the seconds in each further line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Output of a library must not get between the answers.
+    os.dup2(2, 1)  # Whatever a library prints must not mix with the answers.
     sys.path.insert(1, str(Path(__file__).parents[1]))
-    # For bench.other_libraries, which imports nothing of parenv: these environments cannot import parenv itself.
+    # These environments do not have parenv. They import parenv.bench as "bench", whose module other_libraries imports
+    # nothing else of parenv.
     sys.path.append(str(Path(__file__).parents[2] / "parenv"))
     module, function = sys.argv[1:]
     try:
         measure, close = getattr(importlib.import_module(f"systems.{module}"), function)(**json.loads(input()))
-        _say(answers, {"answer": None})
+        _write(answers, {"answer": None})
         for line in sys.stdin:
-            _say(answers, {"answer": measure(float(line))})
+            _write(answers, {"answer": measure(float(line))})
         close()
     except Exception as error:
         traceback.print_exc()
-        _say(answers, {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+        _write(answers, {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
 
 
-def _say(answers: object, answer: object) -> None:
+def _write(answers: object, answer: object) -> None:
     print(json.dumps(answer), file=answers, flush=True)  # type: ignore[call-overload]
 
 

@@ -1,4 +1,6 @@
-"""Question 3: 64 environments that sleep 2 ms per step on average, as a share of 64 independent processes.
+"""Question 3: how fast are 64 environments whose steps sleep 2 ms on average?
+
+Rates are a share of the upper bound: 64 independent processes with one environment each.
 
 python benchmarks/peers/sleeping.py
 """
@@ -19,7 +21,7 @@ SECONDS, REPEATS, WARM_UP_S = 2.0, 3, 0.5
 
 
 def systems() -> list[System]:
-    """Return all systems with their batch sizes. PufferLib has one worker per core, since more of them spin."""
+    """Return the systems and the upper bound. PufferLib gets one worker per core, because its workers busy-wait."""
     sizes = {"case": "sleeping", "num_envs": NUM_ENVS}
     ready, alone = {**sizes, "batch_size": BATCH_SIZE}, {"case": "sleeping", "num_workers": NUM_ENVS}
     part, whole = f"the {BATCH_SIZE} that are ready", f"all {NUM_ENVS}"
@@ -60,7 +62,7 @@ if __name__ == "__main__":
     keep("peers_sleeping", f"{NUM_ENVS} environments that sleep", found)
     draw(
         "peers_sleeping",
-        f"{NUM_ENVS} environments that sleep 2 ms: env steps/s as a share of as many bare loops (more is better)",
+        f"{NUM_ENVS} environments that sleep 2 ms: env steps/s as a share of independent processes (more is better)",
         shares(read("peers_sleeping")),
         columns=1,
         line=1.0,

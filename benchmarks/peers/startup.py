@@ -1,7 +1,7 @@
-"""Question 4: starting 8 workers with one CartPole each: seconds to the first observation, and memory.
+"""Question 4: how long do 8 workers with one CartPole each take to start, and how much memory do they need?
 
-Each start has a process of its own, which has imported all modules before. Memory is the proportional set size of all
-processes of a system, including the process that starts it.
+The time ends with the first observation. Each start has a new process, which has imported all modules before. Memory is
+the proportional set size (PSS) of all processes of a system, including the process that starts it.
 
 python benchmarks/peers/startup.py
 """
@@ -47,7 +47,7 @@ SYSTEMS = [
 
 
 def medians(starts: Sequence[dict[str, float]] | str) -> dict[str, Any]:
-    """Summarize the results of all starts, or return the failure."""
+    """Return the median of each value over all starts and the range of the seconds, or the reason of a failure."""
     if isinstance(starts, str):
         return {"failed": starts}
     seconds = [start["seconds"] for start in starts]

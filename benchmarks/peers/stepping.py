@@ -1,4 +1,6 @@
-"""Question 1: stepping vector envs with random actions, as a share of two independent plain loops.
+"""Question 1: what share of the upper bound do vector envs reach that step with random actions?
+
+The upper bound is two independent processes that only step.
 
 python benchmarks/peers/stepping.py                  all cases
 python benchmarks/peers/stepping.py cartpole-64 ...  some of them
@@ -28,7 +30,7 @@ CASES = {
         ("pong", 8),
     )
 }
-IN_TURN = (
+OTHER_LIBRARIES = (
     ("Gymnasium SyncVectorEnv", "plain", "gymnasium_envs", {"kind": "SyncVectorEnv"}),
     ("Gymnasium AsyncVectorEnv", "plain", "gymnasium_envs", {"kind": "AsyncVectorEnv"}),
     ("SB3 DummyVecEnv", "plain", "sb3_envs", {"kind": "DummyVecEnv"}),
@@ -45,7 +47,7 @@ IN_TURN = (
 
 
 def systems(case: str, num_envs: int) -> list[System]:
-    """Return the systems that step sub-environments, and the upper bound."""
+    """Return the vector envs to step, and the upper bound."""
     sizes = {"case": case, "num_envs": num_envs}
     ours, halves = {**sizes, "num_workers": PROCESSES}, {**sizes, "batch_size": num_envs // 2}
     caller = {**sizes, "num_workers": PROCESSES - 1}
@@ -55,7 +57,7 @@ def systems(case: str, num_envs: int) -> list[System]:
         System("parenv, send/recv of halves", "parenv", "ours", "ready", {**ours, **halves}),
         System("parenv, caller and one worker", "parenv", "ours", "stepping", {**caller, "caller_steps": True}),
         System("parenv, in process", "parenv", "ours", "stepping", {**sizes, "num_workers": 0}),
-        *(System(name, where, module, "stepping", {**sizes, **kind}) for name, where, module, kind in IN_TURN),
+        *(System(name, where, module, "stepping", {**sizes, **kind}) for name, where, module, kind in OTHER_LIBRARIES),
         System(
             "EnvPool, own C++ envs, send/recv",
             "plain",
@@ -73,7 +75,7 @@ if __name__ == "__main__":
     results = read("peers_stepping")
     draw(
         "peers_stepping",
-        "Stepping vector envs on 2 cores: env steps/s as a share of two bare loops (more is better)",
+        "Stepping vector envs on 2 cores: env steps/s as a share of two independent processes (more is better)",
         shares({case: found for case in CASES if (found := results.get(case))}),
         columns=3,
         line=1.0,

@@ -1,8 +1,7 @@
-"""Question 7: seconds and env steps of PPO on CartPole until the last 100 episodes have a mean return of 475.
+"""Question 7: how long does PPO take on CartPole until the last 100 episodes have a mean return of 475?
 
-All have the same settings and the same networks. The seconds count from the moment when environments and processes are
-ready, and the start has a figure of its own. A run that has not reached the goal after 180 s or 200,000 env steps
-counts as not reached.
+All implementations have the same settings and networks. The time starts when environments and processes are ready. The
+start-up time is a separate value. A run fails if it has not reached the goal after 180 s or 200,000 env steps.
 
 python benchmarks/peers/to_475.py
 """
@@ -47,14 +46,14 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def system(name: str, seed: int) -> System:
-    """One run."""
+    """Return the run of an implementation with one seed."""
     environment, module, arguments = KINDS[name]
     every = {**arguments, "seed": seed, "settings": SETTINGS}
     return System(f"{name}, seed {seed}", environment, module, "to_475", every, reopened=True)
 
 
 def of_all_seeds(runs: Sequence[Any]) -> dict[str, Any]:
-    """Summarize the runs of one implementation. The median is given if most runs have reached the goal."""
+    """Return a summary of all runs of one implementation. Its medians are ``None`` if most runs failed."""
     failed = [run for run in runs if isinstance(run, str)]
     if failed:
         return {"failed": failed[0]}
@@ -71,7 +70,7 @@ def of_all_seeds(runs: Sequence[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """All implementations with one seed, then with the next."""
+    """Run all implementations with each seed in turn, and save the results."""
     found = compared([system(name, seed) for seed in SEEDS for name in KINDS], 1, LIMIT_S)
     results = {name: of_all_seeds([found[f"{name}, seed {seed}"] for seed in SEEDS]) for name in KINDS}
     save("peers_to_475", {"settings": SETTINGS, "seeds": SEEDS, "runs": results})

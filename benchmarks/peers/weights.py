@@ -1,6 +1,7 @@
-"""Question 5: milliseconds until 4 workers have acknowledged a copy of their own of 1 MB and of 40 MB of weights.
+"""Question 5: how long does it take until each of 4 workers has its own copy of 1 MB and of 40 MB of weights?
 
-The limit is one process that copies five times: once to hand out, once for each worker.
+Times are in milliseconds and end with the last acknowledgement. The lower bound is the time in which one process makes
+five copies: one to hand out, and one for each worker.
 
 python benchmarks/peers/weights.py
 """
@@ -20,7 +21,7 @@ SECONDS, REPEATS = 1.0, 3
 
 
 def systems(megabytes: int) -> list[System]:
-    """Return the systems that hand out weights, and the upper bound."""
+    """Return the systems that hand out weights, and the lower bound."""
     sizes = {"megabytes": megabytes, "num_workers": NUM_WORKERS}
     return [
         System("limit", "parenv", "exchange", "copies", sizes),

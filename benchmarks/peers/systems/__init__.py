@@ -1,1 +1,1 @@
-"""The systems that are compared: one file each, imported only in its own virtual environment."""
+"""Compared systems. Each module is imported only in the virtual environment that has its library."""

@@ -1,4 +1,4 @@
-"""Rollouts ``[T, B]``: how their rate is measured, the limit, and a loop as in CleanRL's ``ppo.py``."""
+"""Rate of rollouts ``[T, B]``: its measurement, the upper bound, and a loop as in CleanRL's ``ppo.py``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from systems.networks import Agent
 
 
 def delivery_rate(collect: Callable[[], int]) -> Measure:
-    """Env steps per second of ``collect``, which gives the env steps that it has brought; once unmeasured."""
+    """Return a measurement of env steps per second, after one call that is not measured.
+
+    Args:
+        collect: Function that collects a batch and returns its number of env steps.
+    """
     torch.set_num_threads(1)
     collect()
 
@@ -32,7 +36,7 @@ def delivery_rate(collect: Callable[[], int]) -> Measure:
 
 
 def limit(num_envs: int, num_processes: int, rollout_length: int) -> tuple[Measure, Close]:
-    """Independent processes that act and step."""
+    """Measure the upper bound: independent processes that act and step, without communication."""
     sys.path.insert(1, str(Path(__file__).parents[2]))
     from lib.common import IdealLoops, ideal_loop
 
@@ -50,7 +54,7 @@ def _act_with(agent: Agent) -> Callable[[Any], Any]:
 
 
 def plain_loop(num_envs: int, rollout_length: int, kind: str) -> tuple[Measure, Close]:
-    """CleanRL's loop; ``kind``: ``"SyncVectorEnv"`` or ``"AsyncVectorEnv"``."""
+    """Measure CleanRL's loop with a ``"SyncVectorEnv"`` or an ``"AsyncVectorEnv"``."""
     factories = [factory("cartpole")] * num_envs
     envs = gym.vector.SyncVectorEnv(factories) if kind == "SyncVectorEnv" else gym.vector.AsyncVectorEnv(factories)
     storage = _Storage(rollout_length, num_envs)
@@ -68,7 +72,7 @@ def plain_loop(num_envs: int, rollout_length: int, kind: str) -> tuple[Measure, 
 
 
 class _Storage:
-    """The blocks ``[T, B, ...]`` of the loop."""
+    """Arrays ``[T, B, ...]`` of a rollout in CleanRL's loop."""
 
     def __init__(self, T: int, B: int) -> None:
         self.observations, self.actions = torch.zeros(T, B, 4), torch.zeros(T, B, dtype=torch.int64)
@@ -76,7 +80,7 @@ class _Storage:
         self.next_observations, self._next_done = torch.zeros(B, 4), torch.zeros(B)
 
     def keep(self, t: int, action: Any, log_prob: Any, value: Any, stepped: Any) -> None:
-        """Write row ``t``; what the step brought is the beginning of the next row."""
+        """Write row ``t``, and keep the new observations and dones for row ``t + 1``."""
         self.observations[t], self.dones[t] = self.next_observations, self._next_done
         self.actions[t], self.log_probs[t], self.values[t] = action, log_prob, value
         observations, rewards, terminations, truncations, _ = stepped

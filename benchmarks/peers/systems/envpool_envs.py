@@ -1,4 +1,4 @@
-"""EnvPool: environments of its own in C++, stepped by threads of one process."""
+"""EnvPool, whose own C++ environments are stepped by the threads of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDS = {"cartpole": "CartPole-v1", "lunarlander": "LunarLander-v3", "halfcheetah"
 
 
 def stepping(case: str, num_envs: int, num_threads: int) -> tuple[Measure, Close]:
-    """``step`` after ``step``; its Pong is the usual one by default."""
+    """Measure ``step``. EnvPool's Pong has the usual preprocessing by default."""
     envs = envpool.make(IDS[case], env_type="gymnasium", num_envs=num_envs, num_threads=num_threads, seed=0)
     envs.reset()
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close

@@ -1,6 +1,6 @@
-"""Weights to several processes, and gradients from several: what both questions share, and the plain ways to do it.
+"""Distribution of weights to several processes by means of the standard library and torch, and its lower bound.
 
-Every publishing brings other numbers, and every worker answers with the first of them from its own copy.
+Each publish has different weights. Each worker answers with the first weight of its own copy, which is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from systems.loops import Close, Measure
 
 
 def milliseconds(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> Measure:
-    """The median of a round; what comes ``before`` each does not count. A few rounds are not measured."""
+    """Return a measurement of the median milliseconds of a round, after three rounds that are not measured.
+
+    Args:
+        work: Function to measure.
+        before: Function to call before each round. Its time does not count.
+    """
     torch.set_num_threads(1)
 
     def timed() -> float:
@@ -39,10 +44,10 @@ def milliseconds(work: Callable[[], object], before: Callable[[], object] = lamb
 
 
 class Source:
-    """The learner's weights, which change with every publishing.
+    """Weights of the learner, all equal to a version number.
 
     Args:
-        megabytes: how many.
+        megabytes: Size of the weights.
     """
 
     def __init__(self, megabytes: int) -> None:
@@ -50,24 +55,28 @@ class Source:
         self.version = 0
 
     def change(self) -> None:
-        """Another version."""
+        """Increase the version, and set all weights to it."""
         self.version += 1
         self.weights[:] = self.version
 
     def check(self, firsts: Sequence[float]) -> None:
-        """Check that all processes have the newest version."""
+        """Check that all processes have the newest version.
+
+        Args:
+            firsts: First weight of each process.
+        """
         if any(first != self.version for first in firsts):
-            raise RuntimeError(f"sent version {self.version}, and they have {firsts}")
+            raise RuntimeError(f"all processes must have version {self.version}, got {firsts}")
 
 
 def copies(megabytes: int, num_workers: int) -> tuple[Measure, Close]:
-    """The limit: a copy to hand out, and one for each worker, by one process."""
+    """Measure the lower bound: one process makes a copy to hand out and a copy for each worker."""
     blocks = [np.zeros(megabytes * 250_000, np.float32) for _ in range(num_workers + 2)]
     return milliseconds(lambda: [np.copyto(block, blocks[0]) for block in blocks[1:]]), lambda: None
 
 
 def started(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> Close:
-    """Processes, one for each arguments; what ends them."""
+    """Start a process for each tuple of arguments, and return a function that kills them."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=target, args=each, daemon=True) for each in arguments]
     for process in processes:
@@ -76,7 +85,7 @@ def started(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -
 
 
 def by_pipe(megabytes: int, num_workers: int) -> tuple[Measure, Close]:
-    """``multiprocessing.Pipe``: ``send`` to each."""
+    """Measure ``multiprocessing.Pipe``, with a ``send`` to each worker."""
     pairs = [multiprocessing.Pipe() for _ in range(num_workers)]
     close = started(_receive, [(theirs,) for _, theirs in pairs])
     source = Source(megabytes)
@@ -95,7 +104,13 @@ def _receive(pipe: Any) -> None:
 
 
 def by_queue(megabytes: int, num_workers: int, kind: str) -> tuple[Measure, Close]:
-    """A queue for each; ``kind``: ``"multiprocessing"``, or ``"torch"``: tensors in a buffer that is used again."""
+    """Measure a queue for each worker.
+
+    Args:
+        megabytes: Size of the weights.
+        num_workers: Number of workers.
+        kind: ``"multiprocessing"``, which sends arrays, or ``"torch"``, which sends one shared tensor.
+    """
     context: Any = (torch.multiprocessing if kind == "torch" else multiprocessing).get_context("spawn")
     queues, answers = [context.Queue() for _ in range(num_workers)], context.Queue()
     close = started(_receive_from_queue, [(queue, answers) for queue in queues])

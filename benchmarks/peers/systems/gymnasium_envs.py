@@ -1,4 +1,4 @@
-"""Gymnasium's own vector envs."""
+"""Vector envs of Gymnasium."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from systems.loops import Close, Measure, first_observation, sampled_actions, st
 
 
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
-    """``kind``: ``"SyncVectorEnv"`` or ``"AsyncVectorEnv"``."""
+    """Measure ``step`` of a ``"SyncVectorEnv"`` or an ``"AsyncVectorEnv"``."""
     envs = make(kind, [factory(case)] * num_envs)
     envs.reset(seed=0)
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
 
 
 def startup(case: str, num_envs: int, start: str) -> tuple[Any, Close]:
-    """``start``: the start method of multiprocessing."""
+    """Measure the start of an ``AsyncVectorEnv`` with a start method of ``multiprocessing``."""
     return first_observation(
         lambda: make("AsyncVectorEnv", [factory(case)] * num_envs, start), lambda envs: envs.reset(seed=0)
     )

@@ -1,4 +1,4 @@
-"""Shared parts of PPO on CartPole, which ends at a mean return of the last 100 episodes."""
+"""Time and result of a run of PPO on CartPole, shared by all implementations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Found = dict[str, Any]
 
 
 class Clock:
-    """Seconds since everything began, and since there was something to step."""
+    """Clock that measures start-up and training separately."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -20,11 +20,11 @@ class Clock:
         self._started_s = self.seconds()
 
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Return the seconds since the clock was made, start-up included."""
         return time.perf_counter() - self._began
 
     def found(self, env_steps: int, mean_return: float, reached: bool) -> Found:
-        """Return the result at this moment."""
+        """Return the result of a run that ends now."""
         return {
             "reached": bool(reached),
             "seconds": self.seconds() - self._started_s,

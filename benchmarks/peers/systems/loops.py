@@ -26,7 +26,11 @@ def sampled_actions(case: str, num_envs: int) -> Any:
 
 
 def rate(advance: Callable[[int], int]) -> Measure:
-    """Env steps per second, where ``advance`` does the batch of that number and says how many env steps it had."""
+    """Return a measurement of env steps per second.
+
+    Args:
+        advance: ``(number of the batch) -> env steps``, which steps one batch.
+    """
 
     def measure(seconds: float) -> float:
         env_steps, count, began = 0, 0, time.perf_counter()
@@ -40,7 +44,12 @@ def rate(advance: Callable[[int], int]) -> Measure:
 
 
 def step_rate(step: Callable[[Any], object], actions: Any) -> Measure:
-    """Env steps per second of ``step`` after ``step``."""
+    """Return a measurement of env steps per second with one ``step`` after another.
+
+    Args:
+        step: Function that steps all sub-environments.
+        actions: Batches of actions ``[64, num_envs, ...]``.
+    """
     num_envs = actions.shape[1]
 
     def advance(count: int) -> int:
@@ -53,9 +62,14 @@ def step_rate(step: Callable[[Any], object], actions: Any) -> Measure:
 def first_observation(
     make: Callable[[], Any], reset: Callable[[Any], object], close: Callable[[Any], object] = lambda made: made.close()
 ) -> tuple[Any, Close]:
-    """Measure the seconds from the call that makes an env until its first observation, and the memory of its processes.
+    """Return a measurement of the time until the first observation, and of the memory of all processes.
 
-    Imports have been done before. The process that makes the env counts as one of its own.
+    Modules are imported before. The memory includes the process that makes the vector env.
+
+    Args:
+        make: Function that makes a vector env or a sampler.
+        reset: Function that waits for its first observation.
+        close: Function that closes it.
     """
     made = []
 
@@ -72,7 +86,7 @@ def first_observation(
 
 
 def limit(case: str, num_envs: int, num_processes: int) -> tuple[Measure, Close]:
-    """Processes that step their share of the sub-environments, reset where an episode ends, and keep nothing."""
+    """Measure the upper bound: independent processes that step and reset their sub-environments, and store nothing."""
     actions = sampled_actions(case, num_envs)
     pipes, processes = [], []
     for part in np.array_split(actions, num_processes, axis=1):

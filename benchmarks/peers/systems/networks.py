@@ -1,4 +1,4 @@
-"""Network of all systems: 4-64-64-2 with a value head."""
+"""Network of all systems: two hidden layers of 64 units, with a policy head and a value head."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 
 
 def body() -> nn.Sequential:
-    """Make the layers from observations ``[N, 4]`` to features ``[N, 64]``."""
+    """Return the layers from observations ``[N, 4]`` to features ``[N, 64]``."""
     return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
 
 
 class Agent(nn.Module):
-    """Policy and value from the same features."""
+    """Policy and value function with shared features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Agent(nn.Module):
         self.actor, self.critic = nn.Linear(64, 2), nn.Linear(64, 1)
 
     def get_action_and_value(self, observations: Any) -> Any:
-        """Actions, log-probabilities, no entropy, values."""
+        """Return actions, log-probabilities, ``None`` in place of the entropy, and values."""
         hidden = self.body(observations)
         distribution = torch.distributions.Categorical(logits=self.actor(hidden))
         actions = distribution.sample()

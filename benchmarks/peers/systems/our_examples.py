@@ -1,4 +1,4 @@
-"""The examples: PPO by hand in one process, and the same with a pool."""
+"""Examples of parenv: PPO in one process, and PPO with a pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from systems.learning import Clock, Found
 
 
 def to_475(example: str, seed: int, num_workers: int, settings: dict[str, Any]) -> tuple[Callable[[float], Found], Any]:
-    """``example``: ``"ppo"`` or ``"ppo_plain"``, which has no workers."""
+    """Measure a run of an example.
+
+    Args:
+        example: ``"ppo"``, or ``"ppo_plain"``, which has no workers.
+        seed: Seed of the run.
+        num_workers: Number of workers of ``"ppo"``.
+        settings: Hyperparameters, which become options of the example.
+    """
     sys.path.insert(1, str(Path(__file__).parents[3] / "examples"))
     module = importlib.import_module(example)
     workers = {"num_workers": num_workers} if example == "ppo" else {}
@@ -22,7 +29,7 @@ def to_475(example: str, seed: int, num_workers: int, settings: dict[str, Any]) 
     def measure(_: float) -> Found:
         clock = Clock()
         if example == "ppo":
-            module.make_pool = _then(module.make_pool, clock.started)
+            module.make_pool = _with_callback(module.make_pool, clock.started)
         curve = module.main(arguments)
         env_steps, _, mean_return = curve.points[-1]
         return clock.found(env_steps, mean_return, curve.reached(settings["stop_return"]))
@@ -30,10 +37,10 @@ def to_475(example: str, seed: int, num_workers: int, settings: dict[str, Any]) 
     return measure, lambda: None
 
 
-def _then(make: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
+def _with_callback(make: Callable[..., Any], callback: Callable[[], None]) -> Callable[..., Any]:
     def made(*arguments: Any) -> Any:
         pool = make(*arguments)
-        tell()
+        callback()
         return pool
 
     return made

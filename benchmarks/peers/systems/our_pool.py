@@ -1,4 +1,4 @@
-"""AsyncWorkerPool, asked the same as the others."""
+"""Rollouts, weights and gradients of parenv's ``AsyncWorkerPool``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from systems.reducing import PROCESSES, Differentiators
 
 
 def rollouts(num_envs: int, num_workers: int, rollout_length: int, mode: Any) -> tuple[Measure, Close]:
-    """``mode``: ``"async"`` or ``"sync"``."""
+    """Measure rollouts in mode ``"async"`` or ``"sync"``."""
     sys.path.insert(1, str(Path(__file__).parents[2]))
     from lib.common import consumption_rate
 
@@ -41,10 +41,10 @@ def rollouts(num_envs: int, num_workers: int, rollout_length: int, mode: Any) ->
 
 
 class Weighty(torch.nn.Module):
-    """Acts without its weights, of which it has many.
+    """Policy with large weights that it does not use.
 
     Args:
-        weights: of the source.
+        weights: Array of weights.
     """
 
     def __init__(self, weights: Any) -> None:
@@ -57,7 +57,7 @@ class Weighty(torch.nn.Module):
 
 
 def weights(megabytes: int, num_workers: int) -> tuple[Measure, Close]:
-    """``publish``, and ``synchronize``, which waits until every worker has copied it behind its own module."""
+    """Measure ``publish`` and ``synchronize``, which returns when every worker has loaded the weights."""
     source = Source(megabytes)
     policy = TorchPolicy(Weighty(source.weights), "act", ("actions",))
     pool = AsyncWorkerPool(factory("cartpole"), policy, num_workers=num_workers)
@@ -70,7 +70,11 @@ def weights(megabytes: int, num_workers: int) -> tuple[Measure, Close]:
 
 
 def reduction(megabytes: int) -> tuple[Measure, Close]:
-    """Reduce as gradient workers do: each copies its gradient into shared memory, where the driver adds them."""
+    """Measure the reduction of gradients.
+
+    As in a pool with ``parallelism="gradient"``, each process copies its gradient into shared memory and the main
+    process adds them.
+    """
     rows = [torch.zeros(megabytes * 250_000).share_memory_() for _ in range(PROCESSES)]
     processes = Differentiators(megabytes, _write, [(row,) for row in rows])
 

@@ -1,4 +1,4 @@
-"""parenv, asked the same as the others."""
+"""Vector envs of parenv, and its pool without a policy network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from systems.loops import Close, Measure, first_observation, sampled_actions, st
 
 
 def stepping(case: str, num_envs: int, num_workers: int, **arguments: Any) -> tuple[Measure, Close]:
-    """``step`` after ``step``; in this process with 0 workers."""
+    """Measure ``step``. With 0 workers, this process steps all sub-environments."""
     envs = ParallelVectorEnv([factory(case)] * num_envs, num_workers=num_workers, **arguments)
     envs.reset(seed=0)
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
@@ -31,7 +31,7 @@ def ready(case: str, num_envs: int, num_workers: int, batch_size: int) -> tuple[
 
 
 def without_a_policy(case: str, num_workers: int, rollout_length: int) -> tuple[Measure, Close]:
-    """The pool's rollouts, a worker per environment, and always the first action."""
+    """Measure rollouts of a pool with a worker for each environment and constant actions."""
     from lib.common import consumption_rate
 
     pool = _pool(case, num_workers, rollout_length)
@@ -39,7 +39,13 @@ def without_a_policy(case: str, num_workers: int, rollout_length: int) -> tuple[
 
 
 def startup(case: str, num_envs: int, warm: bool) -> tuple[Any, Close]:
-    """A worker per environment; warm: the helper process that starts workers runs already, as after a first use."""
+    """Measure the start of a vector env with a worker for each environment.
+
+    Args:
+        case: Kind of environment.
+        num_envs: Number of environments.
+        warm: Whether the fork server runs already, as it does after the first vector env of a process.
+    """
     if warm:
         ParallelVectorEnv([factory(case)], num_workers=1).close()
     return first_observation(
@@ -48,7 +54,7 @@ def startup(case: str, num_envs: int, warm: bool) -> tuple[Any, Close]:
 
 
 def pool_startup(case: str, num_workers: int, warm: bool) -> tuple[Any, Close]:
-    """The pool until its first rollout, of one step."""
+    """Measure the start of a pool until its first rollout, which has one step. ``warm`` is as in :func:`startup`."""
     if warm:
         _pool(case, 1, 1).close()
     return first_observation(lambda: _pool(case, num_workers, 1), lambda pool: next(pool.rollouts()))

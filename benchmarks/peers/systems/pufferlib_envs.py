@@ -1,4 +1,4 @@
-"""PufferLib's vector envs around environments in Python."""
+"""Vector envs of PufferLib with Gymnasium environments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from systems.loops import Close, Measure, first_observation, sampled_actions, st
 
 
 def make_env(case: str, buf: Any = None, seed: int = 0) -> GymnasiumPufferEnv:
-    """One environment, with its observations in PufferLib's buffer."""
+    """Return an environment that writes its observations into PufferLib's buffer."""
     return GymnasiumPufferEnv(env_creator=factory(case), buf=buf, seed=seed)
 
 
 def stepping(case: str, num_envs: int, num_workers: int) -> tuple[Measure, Close]:
-    """In this process with 0 workers; on a machine with two threads a core, two workers are one too many for it."""
+    """Measure ``step``. With 0 workers, this process steps all sub-environments.
+
+    ``overwork`` is needed because PufferLib refuses more workers than physical cores.
+    """
     options = {"backend": "Multiprocessing", "num_workers": num_workers, "overwork": True}
     envs = pufferlib.vector.make(
         partial(make_env, case), num_envs=num_envs, **(options if num_workers else {"backend": "Serial"})
@@ -28,7 +31,7 @@ def stepping(case: str, num_envs: int, num_workers: int) -> tuple[Measure, Close
 
 
 def startup(case: str, num_envs: int) -> tuple[Any, Close]:
-    """A worker per environment."""
+    """Measure the start of a vector env with a worker for each environment."""
     return first_observation(
         lambda: pufferlib.vector.make(
             partial(make_env, case), num_envs=num_envs, backend="Multiprocessing", num_workers=num_envs, overwork=True

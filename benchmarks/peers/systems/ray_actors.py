@@ -1,4 +1,4 @@
-"""Ray's object store and actors: weights to them, gradients from them."""
+"""Weights and gradients that Ray actors exchange through the object store."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from systems.loops import Close, Measure
 
 @ray.remote
 class Worker:
-    """Has a copy of the weights, and a gradient.
+    """Actor with a copy of the weights and a gradient.
 
     Args:
-        megabytes: of either.
+        megabytes: Size of the weights, and of the gradient.
     """
 
     def __init__(self, megabytes: int) -> None:
         self._weights, self._gradient = (np.zeros(megabytes * 250_000, np.float32) for _ in range(2))
 
     def load(self, weights: Any) -> float:
-        """Copy an object from the object store, and return the first number of the copy."""
+        """Copy weights from the object store, and return the first weight of the copy."""
         np.copyto(self._weights, weights)
         return float(self._weights[0])
 
     def prepare(self, order: float) -> None:
-        """Another gradient."""
+        """Set the gradient to a number."""
         self._gradient[:] = order
 
     def gradient(self) -> Any:
-        """The gradient ``[P]``."""
+        """Return the gradient ``[P]``."""
         return self._gradient
 
 
 def weights(megabytes: int, num_workers: int) -> tuple[Measure, Close]:
-    """``ray.put`` once, and each actor copies."""
+    """Measure one ``ray.put`` and the copies by all actors."""
     rays.start(num_workers)
     workers, source = [Worker.remote(megabytes) for _ in range(num_workers)], Source(megabytes)
 
@@ -50,7 +50,7 @@ def weights(megabytes: int, num_workers: int) -> tuple[Measure, Close]:
 
 
 def reduction(megabytes: int, num_workers: int) -> tuple[Measure, Close]:
-    """Actors return arrays, and the driver takes the mean."""
+    """Measure the gradients that two actors return, and their mean."""
     rays.start(num_workers)
     workers, source = [Worker.remote(megabytes) for _ in range(num_workers)], Source(1)
 

@@ -1,4 +1,4 @@
-"""Ray without anything that a small machine does not need."""
+"""Start of Ray without usage statistics, dashboard and logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ray
 
 
 def start(num_cpus: int) -> None:
-    """Start Ray here; its files lie where ``asked.py`` removes them."""
+    """Start Ray on this machine, with its files in a temporary folder that ``asked.py`` removes."""
     ray.init(
         num_cpus=num_cpus,
         include_dashboard=False,

@@ -1,7 +1,7 @@
-"""The mean of the gradients of two processes: the plain ways, and the limit.
+"""Mean of the gradients of two processes by means of the standard library and torch, and its lower bound.
 
-Each has its gradient in memory of its own, a new one in every round; making it does not count. A round ends when the
-learner's process has the mean.
+Each process has its gradient in private memory and fills it before each round, which does not count. A round ends when
+the learner's process has the mean.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PROCESSES = 2
 
 
 def reading(megabytes: int) -> tuple[Measure, Close]:
-    """The limit: reading the gradients once, in one process."""
+    """Measure the lower bound: one process reads each gradient once."""
     gradients = [torch.ones(megabytes * 250_000) for _ in range(PROCESSES)]
     return milliseconds(lambda: [gradient.sum() for gradient in gradients]), lambda: None
 
 
 class Differentiators:
-    """Processes with a gradient each, that answer through pipes.
+    """Processes with one gradient each.
 
     Args:
-        megabytes: of a gradient.
-        deliver: ``(pipe, gradient, *arguments)``, called in the process in every round.
-        arguments: for each process.
+        megabytes: Size of a gradient.
+        deliver: Function ``(pipe, gradient, *arguments)`` that each process calls in every round.
+        arguments: Further arguments of ``deliver`` for each process.
     """
 
     def __init__(self, megabytes: int, deliver: Callable[..., None], arguments: list[tuple[Any, ...]]) -> None:
@@ -46,12 +46,16 @@ class Differentiators:
         self.rounds = 0
 
     def prepare(self) -> None:
-        """Another gradient in each."""
+        """Set the gradients of all processes to the number of the round."""
         self.rounds += 1
         self.deliveries(self.rounds)
 
     def deliveries(self, order: int = 0) -> list[Any]:
-        """Return the gradients of all processes. With an ``order``, the processes only fill their gradients with it."""
+        """Return what each process delivers.
+
+        Args:
+            order: Number to fill the gradients with instead. Default: deliver the gradients.
+        """
         for pipe in self.pipes:
             pipe.send(order)
         return [pipe.recv() for pipe in self.pipes]
@@ -59,7 +63,7 @@ class Differentiators:
     def check(self, mean: Any) -> None:
         """Check that the result is the mean of the newest gradients."""
         if float(mean[0]) != self.rounds or float(mean[-1]) != self.rounds:
-            raise RuntimeError(f"the mean is {mean[0]}, not {self.rounds}")
+            raise RuntimeError(f"the mean must be {self.rounds}, got {mean[0]}")
 
 
 def _differentiate(pipe: Any, megabytes: int, deliver: Callable[..., None], *arguments: Any) -> None:
@@ -74,7 +78,7 @@ def _differentiate(pipe: Any, megabytes: int, deliver: Callable[..., None], *arg
 
 
 def by_pipe(megabytes: int) -> tuple[Measure, Close]:
-    """``send`` through a pipe, and the mean in the learner's process."""
+    """Measure gradients that are sent through pipes, and their mean in the learner's process."""
     processes = Differentiators(megabytes, _send, [()] * PROCESSES)
 
     def reduce() -> None:
@@ -91,7 +95,7 @@ def _send(pipe: Any, gradient: Any) -> None:
 
 
 def by_gloo(megabytes: int) -> tuple[Measure, Close]:
-    """``torch.distributed.all_reduce``, of which this process is one of two; both have the mean afterwards."""
+    """Measure ``torch.distributed.all_reduce`` with gloo. This process is one of the two ranks."""
     store = str(Path(tempfile.gettempdir()) / "gloo")
     ours, theirs = multiprocessing.Pipe()
     close = started(_other_rank, [(theirs, megabytes, store)])
@@ -112,7 +116,7 @@ def _average(gradient: Any) -> None:
     dist.all_reduce(gradient)
     gradient /= PROCESSES
     if float(gradient[0]) != before:
-        raise RuntimeError(f"the mean is {gradient[0]}, not {before}")
+        raise RuntimeError(f"the mean must be {before}, got {gradient[0]}")
 
 
 def _join(store: str, rank: int) -> None:

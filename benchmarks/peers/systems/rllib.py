@@ -1,4 +1,4 @@
-"""RLlib's PPO on Ray: its env runners, and how it learns."""
+"""PPO of RLlib: rollouts of its env runners, and training on CartPole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from systems.loops import Close, Measure
 
 
 def rollouts(num_envs: int, num_workers: int, rollout_length: int) -> tuple[Measure, Close]:
-    """Episodes, or pieces of them, from all runners to this process."""
+    """Measure episodes, or parts of them, that arrive from all env runners."""
     rays.start(num_workers + 1)
     config = configuration("CartPole-v1", num_envs, num_workers, rollout_length, vf_share_layers=True)
     algorithm = config.build_algo()
@@ -34,7 +34,7 @@ def _stop(algorithm: Any) -> None:
 
 
 def with_settings(config: Any, settings: dict[str, Any], seed: int) -> Any:
-    """PPO as the others have it; RLlib knows more ways to hold it back, which are switched off."""
+    """Return a configuration with the settings of all implementations, without RLlib's KL loss and value clipping."""
     annealed = [[0, settings["learning_rate"]], [settings["total_env_steps"], 0.0]]
     return (
         config.training(
@@ -57,13 +57,13 @@ def with_settings(config: Any, settings: dict[str, Any], seed: int) -> Any:
 
 
 def _note_return(episode: Any, metrics_logger: Any, prev_episode_chunks: Any = (), **_: Any) -> None:
-    """In the runner; the beginnings of the episode may have been sent already."""
+    """Log the return of an episode in the env runner, including the parts of the episode that were already sent."""
     whole = sum(chunk.get_return() for chunk in (*(prev_episode_chunks or ()), episode))
     metrics_logger.log_value("returns_in_order", whole, reduce="item_series")
 
 
 def to_475(num_runners: int, seed: int, settings: dict[str, Any]) -> tuple[Callable[[float], Found], Close]:
-    """PPO with a learner in this process."""
+    """Measure a run of PPO with the learner in this process."""
     torch.set_num_threads(1)
 
     def measure(limit_s: float) -> Found:
@@ -81,13 +81,13 @@ def to_475(num_runners: int, seed: int, settings: dict[str, Any]) -> tuple[Calla
 
 
 def _learn(algorithm: Any, clock: Clock, limit_s: float, settings: dict[str, Any]) -> Found:
-    # RLlib's own mean is of the episodes that ended in the last iteration, however few.
+    # RLlib's own mean covers only the episodes of the last iteration, which may be few.
     returns: deque[float] = deque(maxlen=100)
     env_steps, mean_return, reached = 0, 0.0, False
     while not reached and clock.seconds() < limit_s and env_steps < settings["total_env_steps"]:
         result = algorithm.train()["env_runners"]
         env_steps = result["num_env_steps_sampled_lifetime"]
-        ended = np.atleast_1d(result.get("returns_in_order", []))  # One comes alone, and none as not a number.
+        ended = np.atleast_1d(result.get("returns_in_order", []))  # One return is a scalar; none is NaN.
         returns.extend(ended[~np.isnan(ended)].tolist())
         mean_return = statistics.fmean(returns or [0.0])
         reached = len(returns) == returns.maxlen and mean_return >= settings["stop_return"]

@@ -1,4 +1,4 @@
-"""RLlib's env runners, from starting Ray."""
+"""Start of RLlib's env runners, including Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from systems.loops import Close, first_observation
 
 
 def startup(num_workers: int) -> tuple[Any, Close]:
-    """A runner per environment, until each has sampled one step."""
+    """Measure the start of env runners with one environment each, until each has sampled one step."""
 
     def make() -> Any:
         rays.start(num_workers + 1)

@@ -1,4 +1,4 @@
-"""Sample Factory's sampling without its learner, as its example ``use_simplified_sampling_api`` has it."""
+"""Sampling of Sample Factory without its learner, as in its example ``use_simplified_sampling_api``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from systems.loops import Close, Measure
 
 
 def make_env(*_: Any, **__: Any) -> Any:
-    """Make an environment, with arguments of Sample Factory that CartPole does not need."""
+    """Return a CartPole. The arguments of Sample Factory are ignored."""
     return factory("cartpole")()
 
 
 def configuration(num_envs: int, num_workers: int, rollout_length: int) -> Any:
-    """Asynchronous PPO's, with one inference worker, which its documentation calls enough for one policy."""
+    """Return the configuration of asynchronous PPO with one inference worker.
+
+    According to the documentation of Sample Factory, one inference worker is enough for one policy.
+    """
     flags = {
         "algo": "APPO",
         "env": "CartPole-v1",
@@ -46,7 +49,7 @@ def configuration(num_envs: int, num_workers: int, rollout_length: int) -> Any:
 
 
 def rollouts(num_envs: int, num_workers: int, rollout_length: int) -> tuple[Measure, Close]:
-    """Trajectories of one environment each, as they come, copied out of the shared buffers."""
+    """Measure trajectories of single environments, which are copied out of the shared buffers."""
     logging.getLogger("rl").setLevel(logging.ERROR)
     register_env("CartPole-v1", make_env)
     settings = configuration(num_envs, num_workers, rollout_length)

@@ -1,4 +1,4 @@
-"""Sample Factory's sampling, with its inference worker."""
+"""Start of Sample Factory's sampling, including its inference worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systems.sample_factory_sampling import make_env
 
 
 def startup(num_workers: int) -> tuple[Any, Close]:
-    """A worker per environment, until the first trajectory, of one step."""
+    """Measure the start of a worker for each environment, until the first trajectory, which has one step."""
     logging.getLogger("rl").setLevel(logging.ERROR)
     register_env("CartPole-v1", make_env)
     return first_observation(

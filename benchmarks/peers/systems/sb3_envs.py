@@ -1,4 +1,4 @@
-"""Stable-Baselines3's vector envs."""
+"""Vector envs of Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from systems.loops import Close, Measure, first_observation, sampled_actions, st
 
 
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
-    """``kind``: ``"DummyVecEnv"`` or ``"SubprocVecEnv"``; forked, for with its default 256 processes import torch."""
+    """Measure ``step`` of a ``"DummyVecEnv"`` or a ``"SubprocVecEnv"``.
+
+    Workers are forked. With the default start method, each of up to 256 workers would import torch.
+    """
     envs = make(kind, [factory(case)] * num_envs, "fork")
     _reset(envs)
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
 
 
 def startup(case: str, num_envs: int, start: str) -> tuple[Any, Close]:
-    """``start``: the start method of multiprocessing."""
+    """Measure the start of a ``SubprocVecEnv`` with a start method of ``multiprocessing``."""
     return first_observation(lambda: make("SubprocVecEnv", [factory(case)] * num_envs, start), _reset)
 
 

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO: its collecting, and how it learns."""
+"""PPO of Stable-Baselines3: rollouts, and training on CartPole."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ KINDS = {"DummyVecEnv": (DummyVecEnv, {}), "SubprocVecEnv": (SubprocVecEnv, {"st
 
 
 class Features(BaseFeaturesExtractor):
-    """The features that policy and value share."""
+    """Features that the policy and the value function share."""
 
     def __init__(self, observation_space: Any) -> None:
         super().__init__(observation_space, 64)
         self.body = body()
 
     def forward(self, observations: Any) -> Any:
-        """Features ``[N, 64]``."""
+        """Return features ``[N, 64]``."""
         return self.body(observations)
 
 
 def make_envs(num_envs: int, kind: str, seed: int = 0) -> Any:
-    """CartPoles as the documentation makes them."""
+    """Return CartPoles, made as in the documentation of Stable-Baselines3."""
     vec_env, options = KINDS[kind]
     return make_vec_env("CartPole-v1", num_envs, seed=seed, vec_env_cls=vec_env, vec_env_kwargs=options)  # type: ignore[arg-type]
 
 
 def rollouts(num_envs: int, rollout_length: int, kind: str) -> tuple[Measure, Close]:
-    """``kind``: ``"DummyVecEnv"`` or ``"SubprocVecEnv"``."""
+    """Measure ``collect_rollouts`` with a ``"DummyVecEnv"`` or a ``"SubprocVecEnv"``."""
     envs = make_envs(num_envs, kind)
     shape = {"features_extractor_class": Features, "net_arch": []}
     model = PPO("MlpPolicy", envs, n_steps=rollout_length, policy_kwargs=shape, device="cpu")
@@ -55,12 +55,12 @@ def rollouts(num_envs: int, rollout_length: int, kind: str) -> tuple[Measure, Cl
 
 
 class Until(BaseCallback):
-    """Ends the training where the mean return or the time is reached.
+    """Callback that ends the training at a mean return or after a time limit.
 
     Args:
-        stop_return: of the last 100 episodes.
-        limit_s: seconds.
-        clock: that runs.
+        stop_return: Mean return of the last 100 episodes to reach.
+        limit_s: Time limit in seconds.
+        clock: Clock of the run.
     """
 
     def __init__(self, stop_return: float, limit_s: float, clock: Clock) -> None:
@@ -78,7 +78,7 @@ class Until(BaseCallback):
 
 
 def to_475(kind: str, seed: int, settings: dict[str, Any]) -> tuple[Callable[[float], Found], Close]:
-    """``kind``: ``"DummyVecEnv"`` or ``"SubprocVecEnv"``."""
+    """Measure a run of PPO with a ``"DummyVecEnv"`` or a ``"SubprocVecEnv"``."""
     torch.set_num_threads(1)
     learning_rate = settings["learning_rate"]
 

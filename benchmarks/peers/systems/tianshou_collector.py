@@ -1,4 +1,4 @@
-"""Tianshou's collector."""
+"""Rollouts of Tianshou's collector."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from systems.networks import Agent
 
 
 class Actor(nn.Module):
-    """Logits in the form that Tianshou wants; its collector asks for no values."""
+    """Actor with the signature that Tianshou requires. Its collector does not compute values."""
 
     def __init__(self) -> None:
         super().__init__()
         self.agent = Agent()
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
-        """Logits ``[N, 2]`` and the state."""
+        """Return logits ``[N, 2]`` and the recurrent state."""
         return self.agent.actor(self.agent.body(torch.as_tensor(obs))), state
 
 
 def rollouts(num_envs: int, rollout_length: int, kind: str) -> tuple[Measure, Close]:
-    """``kind``: ``"DummyVectorEnv"`` or ``"ShmemVectorEnv"``."""
+    """Measure ``collect`` with a ``"DummyVectorEnv"`` or a ``"ShmemVectorEnv"``."""
     envs = {"DummyVectorEnv": DummyVectorEnv, "ShmemVectorEnv": ShmemVectorEnv}[kind]([factory("cartpole")] * num_envs)
     policy = ProbabilisticActorPolicy(
         actor=Actor(),

@@ -1,4 +1,4 @@
-"""Tianshou's vector envs, whose user resets what has ended."""
+"""Vector envs of Tianshou, which do not reset sub-environments by themselves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from systems.loops import Close, Measure, first_observation, rate, sampled_actio
 
 
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
-    """``kind``: ``"DummyVectorEnv"``, ``"SubprocVectorEnv"`` or ``"ShmemVectorEnv"``."""
+    """Measure ``step`` of a ``"DummyVectorEnv"``, ``"SubprocVectorEnv"`` or ``"ShmemVectorEnv"``."""
     envs = make(kind, [factory(case)] * num_envs)
     _reset(envs.envs)
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
 
 
 def ready(case: str, num_envs: int, batch_size: int) -> tuple[Measure, Close]:
-    """Measure steps of ready sub-environments, at least ``batch_size``, without ends of episodes."""
+    """Measure steps of at least ``batch_size`` ready sub-environments, whose episodes must not end."""
     envs = tianshou.env.SubprocVectorEnv([factory(case)] * num_envs, wait_num=batch_size)
     _reset(envs)
     actions, env_ids = sampled_actions(case, num_envs), list(range(num_envs))
@@ -34,7 +34,7 @@ def ready(case: str, num_envs: int, batch_size: int) -> tuple[Measure, Close]:
 
 
 def startup(case: str, num_envs: int, start: str) -> tuple[Any, Close]:
-    """``start``: the start method of multiprocessing."""
+    """Measure the start of a ``SubprocVectorEnv`` with a start method of ``multiprocessing``."""
     return first_observation(lambda: tianshou.env.SubprocVectorEnv([factory(case)] * num_envs, context=start), _reset)
 
 

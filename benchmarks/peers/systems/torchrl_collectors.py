@@ -1,4 +1,4 @@
-"""TorchRL's collectors."""
+"""Rollouts and weights of TorchRL's collectors."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ from systems.networks import Agent
 
 
 class Policy(torch.nn.Module):
-    """The outputs that PPO wants, in a row."""
+    """Policy whose outputs are a tuple, as ``TensorDictModule`` requires."""
 
     def __init__(self) -> None:
         super().__init__()
         self.agent = Agent()
 
     def forward(self, observations: Any) -> Any:
-        """Actions, log-probabilities, values."""
+        """Return actions, log-probabilities and values."""
         action, log_prob, _, value = self.agent.get_action_and_value(observations)
         return action, log_prob, value
 
 
 def make_envs(num_envs: int) -> Any:
-    """Several CartPoles in one; a SyncVectorEnv that TorchRL resets is several times faster than its SerialEnv."""
+    """Return several CartPoles as one environment of TorchRL.
+
+    A ``SyncVectorEnv`` that TorchRL resets is several times faster than TorchRL's ``SerialEnv``.
+    """
     disabled = gym.vector.AutoresetMode.DISABLED
     envs = gym.vector.SyncVectorEnv([factory("cartpole")] * num_envs, autoreset_mode=disabled)
     return GymWrapper(envs, categorical_action_encoding=True)
 
 
 def rollouts(num_envs: int, num_workers: int, rollout_length: int, kind: str) -> tuple[Measure, Close]:
-    """``kind``: the name of a collector; ``"Collector"`` is the one in this process."""
+    """Measure the collector with this name. A ``"Collector"`` runs in this process."""
     policy = TensorDictModule(Policy(), ["observation"], ["action", "sample_log_prob", "state_value"])
     steps, quiet = rollout_length * num_envs, {"auto_register_policy_transforms": False}
     make = [partial(make_envs, num_envs // num_workers)] * num_workers
@@ -57,10 +60,10 @@ def rollouts(num_envs: int, num_workers: int, rollout_length: int, kind: str) ->
 
 
 class Weighty(torch.nn.Module):
-    """Acts without its weights, of which it has many.
+    """Policy with large weights that it does not use.
 
     Args:
-        megabytes: how many.
+        megabytes: Size of the weights.
     """
 
     def __init__(self, megabytes: int) -> None:
@@ -73,7 +76,14 @@ class Weighty(torch.nn.Module):
 
 
 def weights(megabytes: int, num_workers: int, kind: str) -> tuple[Measure, Close]:
-    """``kind``: ``"shared"``: one copy for all, which is the default; ``"private"``: one for each, through queues."""
+    """Measure ``update_policy_weights_``.
+
+    Args:
+        megabytes: Size of the weights.
+        num_workers: Number of workers.
+        kind: ``"shared"``, the default of TorchRL: one copy in shared memory for all workers. ``"private"``: each
+            worker has its own copy, sent through a queue.
+    """
     schemes = {"shared": SharedMemWeightSyncScheme, "private": MultiProcessWeightSyncScheme}
     policy = TensorDictModule(Weighty(megabytes), ["observation"], ["action"])
     learned = TensorDict.from_module(policy).data.clone()

@@ -1,4 +1,4 @@
-"""TorchRL's batched envs, stepped as its collectors step them."""
+"""Batched environments of TorchRL, stepped as TorchRL's collectors step them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from systems.loops import Close, Measure, first_observation, rate, sampled_actio
 
 
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
-    """``kind``: ``"SerialEnv"`` or ``"ParallelEnv"``; forked, for with its default 256 processes import torch."""
+    """Measure steps of a ``"SerialEnv"`` or a ``"ParallelEnv"``.
+
+    Workers are forked. With the default start method, each of up to 256 workers would import torch.
+    """
     envs = make(kind, [factory(case)] * num_envs, "fork")
     envs.envs.set_seed(0)
     envs.reset()
@@ -23,7 +26,10 @@ def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
 
 
 def ready(case: str, num_envs: int, batch_size: int) -> tuple[Measure, Close]:
-    """Measure steps of ready sub-environments, at least ``batch_size``. Threads are the default and faster here."""
+    """Measure steps of at least ``batch_size`` ready sub-environments of an ``AsyncEnvPool``.
+
+    Threads are its default, and are faster than its processes here.
+    """
     envs = AsyncEnvPool([partial(torchrl_env, factory(case))] * num_envs, backend="threading")
     actions, data = sampled_actions(case, num_envs), envs.reset()
 
@@ -38,7 +44,7 @@ def ready(case: str, num_envs: int, batch_size: int) -> tuple[Measure, Close]:
 
 
 def startup(case: str, num_envs: int, start: str) -> tuple[Any, Close]:
-    """``start``: the start method of multiprocessing."""
+    """Measure the start of a ``ParallelEnv`` with a start method of ``multiprocessing``."""
 
     def reset(envs: Any) -> None:
         envs.envs.set_seed(0)
