@@ -1,5 +1,4 @@
-# make demo and make test are all a newcomer needs; both make .venv first. What make test takes too long for on every
-# commit is in make test-more.
+# Start with make demo and make test. Both create .venv first. make test-more runs the slower tests.
 PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -8,16 +7,17 @@ PIP = .venv/bin/pip install --quiet --disable-pip-version-check --constraint con
 demo: .venv/demo
 	.venv/bin/python examples/demo.py
 
-# Three tests at a time, since many wait; without cached bytecode each of their many processes would compile the package anew.
+# Many tests wait, so three run at a time. They need cached bytecode: without it, each of their processes would compile
+# the package again.
 test test-more soak: export PYTHONDONTWRITEBYTECODE =
 test: .venv/dev lint types
 	.venv/bin/pytest -m "not more and not soak" --numprocesses 3 --dist worksteal
 
-# What must hold on every commit too, and takes longer.
+# Tests that must also pass on every commit but take longer.
 test-more: .venv/dev
 	.venv/bin/pytest -m "more and not soak" --numprocesses 3 --dist worksteal
 
-# What a user meets first, with the lowest versions of everything that parenv declares.
+# The main features, with the lowest version of each dependency that parenv declares.
 test-lowest: .venv-lowest/done
 	.venv-lowest/bin/pytest tests/unit/test_plain.py tests/unit/test_infos.py tests/unit/test_pinning.py \
 		tests/unit/test_rollout.py tests/process/test_drop_in.py tests/process/test_rollouts.py tests/process/test_calls.py \
@@ -54,7 +54,7 @@ bench: .venv/dev
 
 .venv/python:
 	$(PYTHON) -m venv .venv
-	$(PIP) "pip>=25.1" torch  # Earlier ones know no dependency groups.
+	$(PIP) "pip>=25.1" torch  # Earlier versions do not support dependency groups.
 	touch $@
 
 .venv/demo: .venv/python pyproject.toml

@@ -1,4 +1,4 @@
-"""The README as package indexes show it: they have no files beside it, so links into the repository are made whole."""
+"""Build hook that makes relative links of the README absolute, because package indexes show only the README."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
 
 
 def whole_links(readme: str, repository: str) -> str:
-    """Make links into the repository absolute. Where that has no address, their words are left, and no pictures."""
+    """Make relative links absolute.
 
-    def whole(link: re.Match[str]) -> str:
-        picture, words, path = link.groups()
+    Without the address of a repository, links become plain text and pictures are removed.
+    """
+
+    def absolute(link: re.Match[str]) -> str:
+        picture, text, path = link.groups()
         if not repository:
-            return "" if picture else words
-        return f"{picture}[{words}]({repository.rstrip('/')}/{'raw' if picture else 'blob'}/main/{path})"
+            return "" if picture else text
+        return f"{picture}[{text}]({repository.rstrip('/')}/{'raw' if picture else 'blob'}/main/{path})"
 
-    return _LINK.sub(whole, readme)
+    return _LINK.sub(absolute, readme)
 
 
 class ReadmeHook(MetadataHookInterface):
-    """Called by hatchling for the metadata of wheel and sdist."""
+    """Hook of hatchling for the metadata of wheels and sdists."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Put the README in."""
+        """Add the README with absolute links to the metadata."""
         repository = metadata.get("urls", {}).get("Repository", "")
         readme = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": whole_links(readme, repository)}

@@ -1,4 +1,7 @@
-"""Writes the options of reference/command-line.md from the parser: python docs/command_tables.py. A test compares."""
+"""Write the options in reference/command-line.md from the parser: python docs/command_tables.py.
+
+A test compares the page with the parser.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ PAGE = Path(__file__).parent / "reference" / "command-line.md"
 
 
 def commands(of: argparse.ArgumentParser, name: str = "parenv") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield each command that takes arguments of its own, with its whole name."""
+    """Yield the full name and the parser of each command without subcommands."""
     inner = [action for action in of._actions if isinstance(action, argparse._SubParsersAction)]
     if not inner:
         yield name, of
@@ -35,7 +38,7 @@ def table(of: argparse.ArgumentParser) -> str:
 
 
 def filled(page: str) -> str:
-    """Return the page with the arguments of each command between its markers."""
+    """Return the page with the table of each command between its markers."""
     tables = {name: table(one) for name, one in commands(parser())}
 
     def written(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Settings of the documentation: make docs."""
+"""Sphinx configuration of the documentation, which ``make docs`` builds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-# A role that names something public and leads nowhere is an error; other types in signatures are not looked up.
+# Report broken references to public names of parenv. Ignore all other types in signatures.
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!parenv\.([A-Z]|learning\.|returns\.|progress\.|testing\.|adapters\.)).*")]
 
@@ -49,7 +49,7 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 
 
 def add_architecture(app: Any, docname: str, source: list[str]) -> None:
-    """Put ARCHITECTURE.md into its developer page. Links into docs are kept, and others become their text."""
+    """Append ARCHITECTURE.md to its developer page. Links into docs are kept, and other links become plain text."""
     if docname == "developer/architecture" and ARCHITECTURE.exists():
         text = re.sub(r"\A# .*\n", "", ARCHITECTURE.read_text())
         text = re.sub(r"\]\(docs/", "](../", text)
@@ -62,7 +62,7 @@ def _kept_below_docs(link: re.Match[str]) -> str:
 
 
 def shorten_paths(app: Any, doctree: Any) -> None:
-    """Shorten the paths of the two files in a diff, so that they begin at the root of the repository."""
+    """Make the paths in diffs relative to the root of the repository."""
     for literal in doctree.findall(nodes.literal_block):
         if literal.get("language") == "udiff":
             shown = literal.astext().replace(f"{ROOT}/", "")
@@ -70,20 +70,20 @@ def shorten_paths(app: Any, doctree: Any) -> None:
 
 
 YIELDED = {f"parenv.{name}" for name in ("Rollout", "Transitions", "Gradient", "PoolStatistics", "EpisodeStatistics")}
-"""Classes that only parenv makes."""
+"""Classes whose instances only parenv makes."""
 
 
 def shorten_signature(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Show no arguments of classes that only parenv makes, and ``...`` for the default ``<factory>``."""
+    """Hide the arguments of classes that only parenv makes, and show ``...`` for the default ``<factory>``."""
     if name in YIELDED:
         return "", returned
     return signature and signature.replace("<factory>", "..."), returned
 
 
 def setup(app: Any) -> None:
-    """Connect the functions of this file to the events of Sphinx."""
+    """Connect the functions of this module to events of Sphinx."""
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("source-read", add_architecture)
     app.connect("doctree-read", shorten_paths)

@@ -1,4 +1,7 @@
-"""Writes the tables of reference/metrics.md from the code: python docs/metric_tables.py. A test compares them."""
+"""Write the tables in reference/metrics.md from the code: python docs/metric_tables.py.
+
+A test compares the page with the code.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Writes the tables of reference/products.md from the code: python docs/product_tables.py. A test compares them."""
+"""Write the tables in reference/products.md from the code: python docs/product_tables.py.
+
+A test compares the page with the code.
+"""
 
 from __future__ import annotations
 

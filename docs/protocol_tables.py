@@ -1,4 +1,7 @@
-"""Write the tables of developer/protocol.md from parenv.protocol: python docs/protocol_tables.py. A test compares."""
+"""Write the tables in developer/protocol.md from parenv.protocol: python docs/protocol_tables.py.
+
+A test compares the page with the code.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,25 @@ def tables() -> dict[str, str]:
 
 
 def filled(page: str) -> str:
-    """Return the page with new tables."""
+    """Return the page with each generated part between its markers."""
     found = tables()
     return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], page, flags=re.DOTALL)
 
 
 def _messages() -> Iterator[str]:
     for number, kind in enumerate(KINDS):
-        says, args = _about(kind)
+        summary, args = _about(kind)
         yield f"### {number}: {kind.__name__}\n"
-        yield says + "\n"
+        yield summary + "\n"
         yield from (f"* `{name}`: {text}" for name, text in args.items())
         yield ""
 
 
 def _about(kind: type[object]) -> tuple[str, dict[str, str]]:
-    """Return the summary of a message and its fields, from the docstring."""
-    says, _, args = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
+    """Return the summary of a message and its fields from its docstring."""
+    summary, _, args = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
     joined = re.sub(r"\n {6,}", " ", args).replace("``", "`")
-    return says.strip().replace("``", "`"), dict(re.findall(r"^ *(\w+): (.*)$", joined, re.MULTILINE))
+    return summary.strip().replace("``", "`"), dict(re.findall(r"^ *(\w+): (.*)$", joined, re.MULTILINE))
 
 
 def _states() -> Iterator[str]:
@@ -49,12 +52,12 @@ def _states() -> Iterator[str]:
     for state in dict.fromkeys(state for state, _, _ in TRANSITIONS):
         cells = [f"`{state.value}`"]
         for role in ("driver", "worker"):
-            said = [
+            messages = [
                 f"{kind.__name__}" + ("" if following is state else f" → `{following.value}`")
                 for (before, who, kind), following in TRANSITIONS.items()
                 if (before, who) == (state, role)
             ]
-            cells.append(", ".join(said))
+            cells.append(", ".join(messages))
         yield "| " + " | ".join(cells) + " |"
 
 

@@ -1,4 +1,7 @@
-"""Writes the code of tutorial.md from examples/tutorial: python docs/tutorial_code.py. A test compares."""
+"""Write the code in tutorial.md from examples/tutorial: python docs/tutorial_code.py.
+
+A test compares the page with the programs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def filled(page: str) -> str:
 
 
 def without_repeats(code: str, first: str) -> str:
-    """Return code with a comment in place of the definitions that it has in common with the first program."""
+    """Return code with one comment in place of the definitions that it shares with the first program."""
     repeated = [match[1] for match in DEFINITION.finditer(code) if match[0] in first]
     for number, name in enumerate(repeated):
         comment = f"# {' and '.join(repeated)}: as in step 1\n\n\n" if number == 0 else ""
