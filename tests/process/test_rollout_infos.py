@@ -1,4 +1,4 @@
-"""Infos that the user named: in rollouts, and, where the policy takes them, before it acts."""
+"""Check that named infos are stored in rollouts and are passed to policies that take them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LENGTH = 4
 
 
 def mask_of(number: int) -> Any:
-    """Of the actions, the one that the number of an observation asks for, and the next."""
+    """Return the mask of the two actions that are legal for the observation with a number."""
     mask = np.zeros(N, bool)
     mask[[number % N, (number + 1) % N]] = True
     return mask
 
 
 class Masked(gym.Env[Any, Any]):
-    """Counts all its observations; refuses an action that the mask of the last one forbids."""
+    """Environment whose observations count up, and which refuses actions that the mask of the last one forbids."""
 
     observation_space, action_space = spaces.Box(0, np.inf, (1,)), spaces.Discrete(N)
     shown = -1
@@ -71,7 +71,7 @@ NAMES = ("is_success", "action_mask", "number", "late")
 
 def first_allowed(observations: Any, action_mask: Any) -> Any:
     chosen = action_mask.argmax(1)
-    action_mask[:] = False  # It is the policy's own copy.
+    action_mask[:] = False  # The policy has its own copy.
     return chosen
 
 
@@ -104,7 +104,7 @@ class Counting(Policy):
 
 
 def check(rollout: Any) -> None:
-    """Every info of a rollout against the observations, whose numbers say what it must be."""
+    """Check each info of a rollout. The number in the observation determines its value."""
     numbers, T = np.asarray(rollout.observations)[..., 0].astype(int), len(rollout.rewards)
     following = np.asarray(rollout.next_observations())[..., 0].astype(int)
     infos = {name: np.asarray(values) for name, values in rollout.infos.items()}
@@ -136,7 +136,7 @@ POLICIES: dict[str, Any] = {
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_masks_belong_to_observations_and_all_else_to_steps(make: Any, mode: Any, num_workers: int) -> None:
+def test_infos_of_the_policy_belong_to_observations_and_others_to_steps(make: Any, mode: Any, num_workers: int) -> None:
     with AsyncWorkerPool(
         make, first_allowed, num_workers=num_workers, mode=mode, rollout_length=7, infos=NAMES
     ) as pool:
@@ -157,7 +157,7 @@ def test_every_kind_of_policy_gets_the_mask_before_it_acts(policy: Any) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_an_info_with_a_default_need_not_be_there_and_has_the_default_then(make: Any, num_workers: int) -> None:
+def test_an_info_that_is_missing_in_a_step_has_its_default(make: Any, num_workers: int) -> None:
     infos = {"action_mask": None, "is_success": False, "late": -1.0, "never": np.array([2, 3])}
     with AsyncWorkerPool(make, first_allowed, num_workers=num_workers, rollout_length=7, infos=infos) as pool:
         rollout = next(pool.rollouts())
@@ -180,7 +180,7 @@ def test_an_info_of_another_kind_than_its_default_is_an_error() -> None:
         next(pool.rollouts())
 
 
-def test_a_policy_that_takes_none_leaves_all_infos_to_the_steps() -> None:
+def test_infos_that_the_policy_does_not_take_belong_to_steps() -> None:
     class Unmasked(Masked):
         def step(self, action: Any) -> Any:
             return super().step(self.shown % N)
@@ -242,7 +242,7 @@ def test_gradients_are_computed_with_the_infos(rollout_length: Any) -> None:
         assert gradient.metrics["wins"] == 2
 
 
-def test_a_sub_environment_that_is_replaced_brings_its_mask(warnings_are_expected: None) -> None:
+def test_a_replaced_sub_environment_has_its_own_mask(warnings_are_expected: None) -> None:
     class Failing(Masked):
         fails_at = 10
 
@@ -298,13 +298,13 @@ def test_a_resumed_run_acts_on_the_mask_of_the_observation_it_stopped_at() -> No
     }
 
 
-def test_a_name_that_no_info_has_is_an_error_that_says_what_there_is() -> None:
+def test_the_error_for_a_name_that_no_info_has_lists_the_infos() -> None:
     words = r"got 'is_sucess', .*\['action_mask', 'is_success', 'late', 'numb.*infos=\{'is_sucess': False\}"
     with pytest.raises(ConfigurationError, match=words):
         AsyncWorkerPool(Masked, first_allowed, num_workers=0, infos=("action_mask", "is_sucess"))
 
 
-def test_an_info_that_is_no_number_is_an_error() -> None:
+def test_an_info_that_is_not_a_number_is_an_error() -> None:
     class Named(Masked):
         def _show(self) -> Any:
             observation, info = super()._show()
@@ -314,26 +314,26 @@ def test_an_info_that_is_no_number_is_an_error() -> None:
         AsyncWorkerPool(Named, first_allowed, num_workers=0, infos=("action_mask", "name"))
 
 
-def by_a_mask_that_it_needs(observations: Any, action_mask: Any) -> Any:
+def needs_mask(observations: Any, action_mask: Any) -> Any:
     return np.asarray(action_mask).argmax(-1)
 
 
 class MaskedModule(torch.nn.Linear):
-    """Needs the mask in its method."""
+    """Module whose method requires the mask."""
 
     def act(self, observations: Any, action_mask: Any) -> Any:
         return action_mask.int().argmax(-1)
 
 
 class MaskedPolicy(Policy):
-    """Needs the mask by keyword."""
+    """Policy that requires the mask as a keyword argument."""
 
     def act(self, observations: Any, carry: Any, *, action_mask: Any) -> Action:
-        return Action(by_a_mask_that_it_needs(observations, action_mask))
+        return Action(needs_mask(observations, action_mask))
 
 
 NEED_A_MASK: dict[str, Any] = {
-    "function": by_a_mask_that_it_needs,
+    "function": needs_mask,
     "module": TorchPolicy(MaskedModule(1, 1), "act", ("actions",)),
     "policy": MaskedPolicy(),
 }
@@ -341,9 +341,7 @@ NEED_A_MASK: dict[str, Any] = {
 
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("policy", NEED_A_MASK.values(), ids=NEED_A_MASK)
-def test_an_info_that_the_policy_needs_and_nobody_named_is_an_error_before_a_process_starts(
-    policy: Any, by_name: bool
-) -> None:
+def test_an_info_that_the_policy_needs_must_be_named(policy: Any, by_name: bool) -> None:
     message = re.escape(
         "infos must name ['action_mask'], which the policy takes without a default, got ('number',). "
         "Pass infos=('number', 'action_mask'), or give the parameters defaults"
@@ -353,7 +351,7 @@ def test_an_info_that_the_policy_needs_and_nobody_named_is_an_error_before_a_pro
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_info_that_the_policy_needs_and_reset_does_not_return_is_an_error_that_says_what_it_returns(
+def test_the_error_for_an_info_that_reset_does_not_return_lists_the_infos(
     num_workers: int,
 ) -> None:
     class Unmasked(Masked):
@@ -365,16 +363,16 @@ def test_an_info_that_the_policy_needs_and_reset_does_not_return_is_an_error_tha
         "reset() must return the infos ['action_mask'], which the policy takes without a default, got ['mask']."
     )
     with pytest.raises(ConfigurationError, match=message):
-        AsyncWorkerPool(Unmasked, by_a_mask_that_it_needs, num_workers=num_workers, infos=("action_mask",))
+        AsyncWorkerPool(Unmasked, needs_mask, num_workers=num_workers, infos=("action_mask",))
 
 
 @pytest.mark.parametrize("infos", ["late", ("a", "a"), ("a", "_a"), (3,), 3, {3: 0}, {"a": 0, "_a": 0}])
-def test_names_that_are_none_are_refused(infos: Any) -> None:
+def test_invalid_names_of_infos_are_refused(infos: Any) -> None:
     with pytest.raises(ConfigurationError, match="infos must be"):
         AsyncWorkerPool(Masked, first_allowed, infos=infos)
 
 
-def test_a_default_that_is_no_number_is_refused() -> None:
+def test_a_default_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"infos\['late'\] must be a number.*, got 'x'"):
         AsyncWorkerPool(Masked, first_allowed, infos={"late": "x"})
 

@@ -1,3 +1,5 @@
+"""Check rollouts: each transition arrives exactly once, and by the published version of the policy."""
+
 from __future__ import annotations
 
 import gc
@@ -20,7 +22,7 @@ from parenv.transport.waiting import Waiting
 
 
 class Scorer(torch.nn.Module):
-    """Says which weights it acts with."""
+    """Module that returns its weights with each action."""
 
     def __init__(self, value: float = 0.0) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ def test_a_sync_rollout_is_one_block_without_a_copy() -> None:
         assert pool.statistics().copied_rollouts == 0
 
 
-def test_rollouts_that_are_kept_are_never_overwritten_and_those_past_the_bound_are_copies() -> None:
+def test_held_rollouts_are_never_overwritten_and_are_copies_beyond_the_bound() -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=5) as pool:
         stream = pool.rollouts()
         kept = [next(stream) for _ in range(20)]
@@ -85,7 +87,7 @@ def test_rollouts_that_are_kept_are_never_overwritten_and_those_past_the_bound_a
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_workers_that_nobody_listens_to_stop_and_memory_stays_as_it_was(mode: Any) -> None:
+def test_workers_wait_if_no_rollout_is_taken_and_memory_does_not_grow(mode: Any) -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, mode=mode, rollout_length=5, prefetch=2) as pool:
         next(pool.rollouts())
         arena, progress = pool._session._arena, pool._session._arena.progress
@@ -120,7 +122,7 @@ def test_tensors_share_the_memory_of_the_slot() -> None:
         assert tensors.rewards.data_ptr() == rollout.rewards.ctypes.data
 
 
-def test_a_stream_that_ends_loses_nothing_of_what_is_under_way() -> None:
+def test_the_end_of_a_stream_loses_no_rollout_in_progress() -> None:
     expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(ledgers(4), zeros, num_workers=2, rollout_length=5) as pool:
         for _ in range(6):
@@ -131,7 +133,7 @@ def test_a_stream_that_ends_loses_nothing_of_what_is_under_way() -> None:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_published_version_is_the_one_that_acts(mode: Any, num_workers: int) -> None:
+def test_rollouts_are_by_the_published_version(mode: Any, num_workers: int) -> None:
     policy = scorer()
     with AsyncWorkerPool(ledgers(4), policy, num_workers=num_workers, mode=mode, rollout_length=3) as pool:
         for rollout in pool.rollouts(Stop(env_steps=300)):
@@ -169,7 +171,7 @@ def test_a_policy_without_a_module_is_published_whole() -> None:
 
 
 class Overwriting(Policy):
-    """Makes tensors of its observations, and overwrites these."""
+    """Policy that overwrites its observations through tensors that share their memory."""
 
     def act(self, observations: Any, carry: Any) -> Action:
         for array in observations.values() if isinstance(observations, dict) else [observations]:
@@ -201,12 +203,16 @@ def test_a_policy_may_overwrite_its_observations_and_the_rollout_keeps_them(num_
 
 
 class Settled(Policy):
+    """Policy that returns its setting ``epsilon`` with each action."""
+
     def act(self, observations: Any, carry: Any) -> Action:
         batch = len(observations)
         return Action(zeros(observations), {"epsilon": np.full(batch, self.settings.get("epsilon", -1.0))})
 
 
 class SettledModule(torch.nn.Module):
+    """Module that returns its setting ``epsilon`` with each action."""
+
     settings: Any = {}  # noqa: RUF012
 
     def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,7 +220,7 @@ class SettledModule(torch.nn.Module):
         return torch.zeros(batch, dtype=torch.int64), torch.full((batch,), self.settings.get("epsilon", -1.0))
 
 
-def test_settings_travel_with_the_version_and_stay() -> None:
+def test_settings_arrive_with_the_version_and_stay() -> None:
     policy = Settled()
     with AsyncWorkerPool(ledgers(2), policy, num_workers=1, mode="sync", rollout_length=3) as pool:
         stream = pool.rollouts()
@@ -226,7 +232,7 @@ def test_settings_travel_with_the_version_and_stay() -> None:
 
 
 class Counter(Policy):
-    """Its carry counts the steps of each episode, its initial carry is 10."""
+    """Policy whose carry counts the steps of each episode from 10 on."""
 
     def initial_carry(self, batch: int) -> Any:
         return {"steps": np.full((batch, 1), 10)}
@@ -246,7 +252,7 @@ class TorchCounter(torch.nn.Module):
 @pytest.mark.parametrize(
     "policy", [Counter(), TorchPolicy(TorchCounter(), "act", ("actions", "steps", "carry"))], ids=["numpy", "torch"]
 )
-def test_the_carry_goes_on_across_rollouts_and_begins_anew_with_each_episode(policy: Any) -> None:
+def test_the_carry_lasts_across_rollouts_and_is_reset_with_each_episode(policy: Any) -> None:
     with AsyncWorkerPool(ledgers(3), policy, num_workers=1, rollout_length=4) as pool:
         for rollout in pool.rollouts(Stop(env_steps=240)):
             assert (rollout.extras["steps"] == 10 + rollout.observations[..., 2]).all()
@@ -310,7 +316,7 @@ def test_each_stop_criterion_ends_the_stream() -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_pool_goes_on_after_many_streams_and_counts_messages(num_workers: int) -> None:
+def test_a_rollout_takes_at_most_two_messages(num_workers: int) -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=num_workers, rollout_length=4) as pool:
         before = pool.statistics().messages
         rollouts = len(list(pool.rollouts(Stop(env_steps=4 * 2 * 50))))
@@ -356,7 +362,7 @@ def test_an_environment_cannot_change_the_recorded_action() -> None:
     ],
     ids=["numpy", "torch"],
 )
-def test_a_rollout_says_with_which_carry_it_began(policy: Any, steps: Any, mode: Any) -> None:
+def test_a_rollout_has_its_initial_carry(policy: Any, steps: Any, mode: Any) -> None:
     with AsyncWorkerPool(ledgers(5), policy, num_workers=2, mode=mode, rollout_length=4) as pool:
         for rollout in pool.rollouts(Stop(env_steps=240)):
             assert (steps(rollout.initial_carry) == rollout.extras["steps"][0]).all()
@@ -370,10 +376,10 @@ def test_a_policy_without_a_carry_has_none_in_its_rollouts() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_whoever_is_interrupted_while_waiting_for_a_rollout_goes_on_with_the_next(
+def test_after_an_interrupt_during_the_wait_for_a_rollout_no_rollout_is_lost(
     mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by Ctrl-C in a notebook, where the next cell uses the pool again."""
+    # In a notebook, Ctrl-C interrupts the wait, and the next cell uses the same pool.
 
     def interrupt(timeout_s: float) -> None:
         raise KeyboardInterrupt
@@ -393,7 +399,7 @@ def test_whoever_is_interrupted_while_waiting_for_a_rollout_goes_on_with_the_nex
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_an_interrupt_between_two_waits_comes_when_all_is_noted_down_and_loses_nothing(
+def test_an_interrupt_between_two_waits_is_delayed_and_no_rollout_is_lost(
     mode: Any, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with AsyncWorkerPool(ledgers(4), zeros, num_workers=num_workers, rollout_length=8, mode=mode) as pool:
@@ -418,7 +424,7 @@ def test_an_interrupt_between_two_waits_comes_when_all_is_noted_down_and_loses_n
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_pool_in_this_process_that_is_interrupted_in_the_middle_of_a_step_is_closed(mode: Any) -> None:
+def test_a_pool_without_workers_is_closed_by_an_interrupt_during_a_step(mode: Any) -> None:
     def interrupt(env: Any) -> None:
         if env.steps == 1:
             signal.raise_signal(signal.SIGINT)
@@ -449,5 +455,5 @@ def test_the_main_process_sleeps_through_all_commits_of_a_round_but_the_last(mon
         asleep.clear()
         for _ in range(50):
             next(stream)
-        # If several workers are the last ones, the wake-up of one may come in the next round.
+        # If several workers commit last at the same time, the wake-up of one may arrive in the next round.
         assert 50 <= sum(asleep) <= 2 * 50

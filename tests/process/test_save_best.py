@@ -1,4 +1,4 @@
-"""The best agent is kept: by a lower bound of its return, whole at any moment, and found again by the next run."""
+"""Check that ``SaveBest`` keeps the policy with the highest lower bound of its return, across runs and kills."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 
 class Paid(gym.Env[Any, Any]):
-    """Pays the action on average, and luck beside it: as much as is drawn, times what the action says of that."""
+    """Environment with episodes of one step. The action is the mean and the standard deviation of the reward."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Box(-1000, 1000, (2,))
@@ -36,6 +36,8 @@ class Paid(gym.Env[Any, Any]):
 
 
 class Payer(torch.nn.Module):
+    """Policy with a constant action: the mean and the standard deviation of its return."""
+
     def __init__(self) -> None:
         super().__init__()
         self.action = torch.nn.Parameter(torch.zeros(2))
@@ -53,7 +55,7 @@ def make_pool(agent: Any, **more: Any) -> AsyncWorkerPool:
 
 
 def evaluated(pool: AsyncWorkerPool, best: SaveBest, agent: Payer, mean: float, luck: float = 0.0) -> int:
-    """Publish an agent, and have it judged in a loop as a user has it; its version."""
+    """Publish an agent and run a training loop until it is evaluated. Return its version."""
     agent.set(mean, luck)
     version, before = pool.publish(agent), pool.statistics().evaluations
     for _ in pool.rollouts(Stop(seconds=PATIENCE_S)):
@@ -65,7 +67,7 @@ def evaluated(pool: AsyncWorkerPool, best: SaveBest, agent: Payer, mean: float, 
     return version
 
 
-def test_the_file_has_the_best_for_sure_and_not_the_luckiest(tmp_path: Path) -> None:
+def test_the_file_has_the_policy_with_the_highest_lower_bound(tmp_path: Path) -> None:
     agent, path = Payer(), tmp_path / "best.ckpt"
     with make_pool(agent) as pool:
         best = SaveBest(path, episodes=20, every=1, arguments={"lr": 0.5, "layers": [64, 64]})
@@ -75,7 +77,9 @@ def test_the_file_has_the_best_for_sure_and_not_the_luckiest(tmp_path: Path) -> 
         good = evaluated(pool, best, agent, 10)
         assert best.lower_bound == 10
         evaluated(pool, best, agent, -30, luck=-200)
-        assert pool.statistics().evaluation.mean_return > 10, "this seed should be a lucky one"  # type: ignore[union-attr]
+        assert pool.statistics().evaluation.mean_return > 10, (
+            "the mean return must be high by chance, so choose another seed"
+        )  # type: ignore[union-attr]
         evaluated(pool, best, agent, 9)
     found = load_checkpoint(path)
     assert found["policy_version"] == good
@@ -91,7 +95,7 @@ def test_the_file_has_the_best_for_sure_and_not_the_luckiest(tmp_path: Path) -> 
     assert other.action.tolist() == [10, 0]
 
 
-def test_the_last_version_is_judged_too_at_the_end(tmp_path: Path) -> None:
+def test_finish_evaluates_the_last_version(tmp_path: Path) -> None:
     agent, path = Payer(), tmp_path / "deep" / "er" / "best.ckpt"
     with make_pool(agent) as pool:
         best = SaveBest(path, episodes=5, every=10_000_000)
@@ -103,11 +107,11 @@ def test_the_last_version_is_judged_too_at_the_end(tmp_path: Path) -> None:
         assert load_checkpoint(path)["policy_version"] == pool.policy_version
         assert pool.statistics().evaluations == 2
         best.finish(pool)
-        assert pool.statistics().evaluations == 2, "it is known already"
+        assert pool.statistics().evaluations == 2, "the newest version is already evaluated"
 
 
 @pytest.mark.more
-def test_evaluations_are_as_far_apart_as_was_said_and_no_version_is_judged_twice(tmp_path: Path) -> None:
+def test_evaluations_have_the_given_distance_and_no_version_is_evaluated_twice(tmp_path: Path) -> None:
     agent = Payer()
     with make_pool(agent, mode="sync") as pool:
         best = SaveBest(tmp_path / "best.ckpt", episodes=5, every=320)
@@ -115,7 +119,7 @@ def test_evaluations_are_as_far_apart_as_was_said_and_no_version_is_judged_twice
         for _ in pool.rollouts(Stop(env_steps=3200)):
             pool.publish(agent)
             best.update(pool)
-            pool.evaluate(1, wait=False).result()  # Until what is under way is done.
+            pool.evaluate(1, wait=False).result()  # Wait for the evaluation in progress.
             began |= {pool.statistics().evaluation.env_steps}  # type: ignore[union-attr]
         first = pool.statistics().evaluations
         for _ in pool.rollouts(Stop(env_steps=3200)):
@@ -124,7 +128,7 @@ def test_evaluations_are_as_far_apart_as_was_said_and_no_version_is_judged_twice
         assert pool.statistics().evaluations <= first + 1
 
 
-def test_a_stream_stops_once_what_it_keeps_is_good_enough(tmp_path: Path) -> None:
+def test_a_stream_stops_at_the_evaluation_return(tmp_path: Path) -> None:
     agent = Payer()
     with make_pool(agent) as pool:
         best = SaveBest(tmp_path / "best.ckpt", episodes=5, every=64)
@@ -167,7 +171,7 @@ with make_pool(agent) as pool:
 
 
 @pytest.mark.more
-def test_a_file_is_whole_whenever_the_run_is_killed(tmp_path: Path) -> None:
+def test_the_file_is_complete_whenever_the_run_is_killed(tmp_path: Path) -> None:
     path, bounds = tmp_path / "best.ckpt", []
     script = TRAINING.format(tests=str(Path(__file__).parent), path=str(path))
     for delay_s in (0.0, 0.017):
@@ -178,7 +182,7 @@ def test_a_file_is_whole_whenever_the_run_is_killed(tmp_path: Path) -> None:
             while not path.exists() or path.stat().st_mtime_ns == before:
                 assert run.poll() is None
                 assert time.monotonic() < deadline
-            time.sleep(delay_s)  # Not to wait for something: to be killed somewhere else.
+            time.sleep(delay_s)  # Each run is killed at a different moment.
         finally:
             run.send_signal(signal.SIGKILL)
             run.wait()
@@ -202,8 +206,8 @@ def test_wrong_arguments_are_refused_at_once(arguments: Any, error: Any, message
         SaveBest(tmp_path / "best.ckpt", **arguments)
 
 
-def test_files_that_are_something_else_are_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("dear diary")
+def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("some text")
     save_checkpoint(tmp_path / "checkpoint", {"weights": 3})
     for name in ("text", "checkpoint", "."):
         with pytest.raises(ConfigurationError):
@@ -238,7 +242,7 @@ def test_a_policy_without_weights_is_refused_before_anything_is_evaluated(tmp_pa
 
 
 class Rivals:
-    """Two agents that are paid what they do, and one that is paid too, but not always there."""
+    """Multi-agent environment with episodes of one step, whose rewards are the actions, doubled for ``a_1``."""
 
     possible_agents = ("a_0", "a_1", "b_0")
 
@@ -272,7 +276,7 @@ def by_name(**more: Any) -> AsyncWorkerPool:
     )
 
 
-def test_of_policies_by_name_the_one_that_was_named_is_kept_when_it_is_better(tmp_path: Path) -> None:
+def test_only_the_chosen_one_of_several_policies_is_saved(tmp_path: Path) -> None:
     path = tmp_path / "best.ckpt"
     with by_name() as pool:
         best, agent = SaveBest(path, episodes=5, every=1, policy="a"), Payer()
@@ -283,7 +287,7 @@ def test_of_policies_by_name_the_one_that_was_named_is_kept_when_it_is_better(tm
             assert best.lower_bound == kept
     found = load_checkpoint(path)
     assert found["weights"]["action"].tolist() == [4, 0]
-    assert found["returns"].tolist() == [6.0] * 5, "of each episode the mean of its agents"
+    assert found["returns"].tolist() == [6.0] * 5, "the return of an episode is the mean of the agents"
     assert found["policy_version"] == 4
 
 
@@ -295,14 +299,14 @@ def test_of_policies_by_name_the_one_that_was_named_is_kept_when_it_is_better(tm
         ("c", "whose policy has a torch module"),
     ],
 )
-def test_which_of_several_policies_to_keep_must_be_said(named: Any, message: str, tmp_path: Path) -> None:
+def test_one_of_several_policies_must_be_chosen(named: Any, message: str, tmp_path: Path) -> None:
     with by_name() as pool:
         with pytest.raises(ConfigurationError, match=message):
             SaveBest(tmp_path / "best.ckpt", policy=named).update(pool)
         assert pool.statistics().evaluations == 0
 
 
-def test_a_policy_by_which_nobody_acts_cannot_be_judged(tmp_path: Path) -> None:
+def test_a_policy_without_episodes_cannot_be_evaluated(tmp_path: Path) -> None:
     policies = {"a": Payer(), "b": Payer()}
     with (
         AsyncWorkerPool(Rivals, policies, policy_of=lambda agent, episode: "a", num_workers=0) as pool,
@@ -322,7 +326,7 @@ def test_a_policy_without_a_name_needs_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "confidence", "quantile"), [(5, 0.95, 2.131847), (20, 0.95, 1.729133), (5, 0.99, 3.746947), (9, 0.5, 0.0)]
 )
-def test_the_bound_is_that_of_students_t(count: int, confidence: float, quantile: float) -> None:
+def test_the_lower_bound_uses_students_t(count: int, confidence: float, quantile: float) -> None:
     returns = np.random.default_rng(0).normal(3, 2, count)
     wanted = returns.mean() - quantile * returns.std(ddof=1) / math.sqrt(count)
     assert lower_bound(returns.tolist(), confidence) == pytest.approx(wanted, abs=5e-3)

@@ -1,4 +1,4 @@
-"""ParallelVecEnv is a VecEnv of Stable-Baselines3, to the bit that of DummyVecEnv."""
+"""Check that ``ParallelVecEnv`` returns exactly what the ``DummyVecEnv`` of Stable-Baselines3 returns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORKERS = [0, 2]
 
 
 class Talkative(gym.Env[Any, Any]):
-    """Episodes of uneven lengths, observations in parts, and infos of every shape that Gymnasium cannot stack."""
+    """Environment with episodes of random lengths, nested observations, and infos that Gymnasium cannot stack."""
 
     action_space = spaces.Discrete(3)
 
@@ -80,7 +80,7 @@ class Talkative(gym.Env[Any, Any]):
 
 
 class Marked(gym.Wrapper[Any, Any, Any, Any]):
-    """Only there to be found."""
+    """Wrapper that does nothing, for ``env_is_wrapped``."""
 
 
 def cartpole() -> gym.Env[Any, Any]:
@@ -102,7 +102,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal to the bit and of the same types, but for seconds that a Monitor measured."""
+    """Check that two values are bitwise identical and have the same types, except for the times of a Monitor."""
     if isinstance(one, dict):
         assert isinstance(other, dict)
         assert one.keys() == other.keys()
@@ -121,7 +121,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def trace(envs: VecEnv, steps: int = 60) -> list[Any]:
-    """All that a VecEnv gives on fixed seeds and actions; closes it."""
+    """Step a VecEnv with fixed seeds and actions, and close it. Return all its results."""
     envs.seed(SEED)
     envs.action_space.seed(SEED)
     found: list[Any] = [envs.reset(), deepcopy(envs.reset_infos)]
@@ -135,7 +135,7 @@ def trace(envs: VecEnv, steps: int = 60) -> list[Any]:
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_trace_is_that_of_a_dummy_vec_env(name: str, num_workers: int) -> None:
+def test_a_trace_equals_the_trace_of_a_dummy_vec_env(name: str, num_workers: int) -> None:
     env_fns = [MAKERS[name]] * N
     expected = trace(DummyVecEnv(env_fns))
     assert_same(trace(ParallelVecEnv(env_fns, num_workers=num_workers)), expected)
@@ -191,7 +191,7 @@ def test_actions_of_any_dtype_reach_the_environments_as_they_are(name: str, num_
     assert_same(*results)
 
 
-def test_the_ended_episode_is_told_and_truncation_is_flagged_on_every_step() -> None:
+def test_infos_have_the_terminal_observation_and_flag_truncation_in_every_step() -> None:
     results = trace(ParallelVecEnv([lambda: Monitor(pendulum())] * N, num_workers=2))[2::2]
     for number, (_, _, dones, infos) in enumerate(results, 1):
         for done, info in zip(dones, infos, strict=True):
@@ -203,13 +203,13 @@ def test_the_ended_episode_is_told_and_truncation_is_flagged_on_every_step() -> 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("wrap", [VecNormalize, lambda envs: VecFrameStack(envs, 4), VecMonitor])
-def test_wrappers_of_stable_baselines_find_what_they_look_for(wrap: Callable[[VecEnv], VecEnv]) -> None:
+def test_wrappers_of_stable_baselines_work_as_on_a_dummy_vec_env(wrap: Callable[[VecEnv], VecEnv]) -> None:
     expected = trace(wrap(DummyVecEnv([cartpole] * N)))
     assert_same(trace(wrap(ParallelVecEnv([cartpole] * N, num_workers=2))), expected)
 
 
 @pytest.mark.more
-def test_make_vec_env_makes_one_and_evaluate_policy_knows_of_its_monitors() -> None:
+def test_make_vec_env_makes_one_and_evaluate_policy_finds_its_monitors() -> None:
     envs, dummy = (
         make_vec_env("CartPole-v1", N, seed=SEED, vec_env_cls=kind, vec_env_kwargs=arguments)
         for kind, arguments in ((ParallelVecEnv, {"num_workers": 2}), (DummyVecEnv, {}))
@@ -234,7 +234,7 @@ def test_it_takes_at_most_one_worker_per_environment() -> None:
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_attributes_and_methods_of_some_are_those_of_a_dummy_vec_env(num_workers: int) -> None:
+def test_attributes_and_methods_by_index_work_as_on_a_dummy_vec_env(num_workers: int) -> None:
     env_fns = [lambda: Marked(Talkative()), Talkative, lambda: gym.Wrapper(Marked(Talkative())), Talkative]
     answers = []
     for envs in (DummyVecEnv(env_fns), ParallelVecEnv(env_fns, num_workers=num_workers)):
@@ -264,7 +264,7 @@ def test_attributes_and_methods_of_some_are_those_of_a_dummy_vec_env(num_workers
     assert_same(*answers)
 
 
-def test_what_is_not_data_stays_with_its_worker() -> None:
+def test_a_result_that_is_not_plain_data_is_an_error() -> None:
     envs = ParallelVecEnv([Talkative] * 2, num_workers=2)
     with pytest.raises(NotDataError, match=r"builtins\.object"):
         envs.env_method("secret", indices=1)
@@ -349,7 +349,7 @@ def test_one_environment_for_all_is_refused() -> None:
     env.close()
 
 
-def test_every_start_method_means_the_same() -> None:
+def test_the_start_method_changes_nothing() -> None:
     expected = trace(ParallelVecEnv([cartpole] * N, num_workers=1), 5)
     assert_same(trace(ParallelVecEnv([cartpole] * N, "spawn", num_workers=1), 5), expected)
     with pytest.raises(ConfigurationError, match="start method"):
@@ -432,7 +432,7 @@ def test_ppo_solves_cartpole_on_it() -> None:
 
 
 @pytest.mark.more
-def test_hindsight_replay_has_its_rewards_computed_where_the_environments_are() -> None:
+def test_hindsight_replay_computes_its_rewards_on_workers() -> None:
     envs = ParallelVecEnv([lambda: BitFlippingEnv(4, channel_first=False)] * 4, num_workers=2)
     replay: dict[str, Any] = {"replay_buffer_class": HerReplayBuffer, "learning_starts": 100, "seed": 1}
     model = DQN("MultiInputPolicy", envs, device="cpu", **replay)
@@ -475,7 +475,7 @@ def test_without_stable_baselines_the_error_names_the_extra(monkeypatch: pytest.
 
 
 class Nested(gym.Env[Any, Any]):
-    """Its action has parts; it tells which it was given."""
+    """Environment with nested actions, whose info contains the action."""
 
     observation_space = spaces.Box(-1, 1, (1,))
 
@@ -501,7 +501,7 @@ class Nested(gym.Env[Any, Any]):
     ],
     ids=["dict", "tuple"],
 )
-def test_actions_with_parts_are_a_list_with_one_for_each(space: Any, num_workers: int) -> None:
+def test_nested_actions_are_a_list_with_one_for_each_environment(space: Any, num_workers: int) -> None:
     envs = ParallelVecEnv([lambda: Nested(space)] * N, num_workers=num_workers)
     dummy = DummyVecEnv([lambda: Nested(space)] * N)
     envs.reset()
@@ -516,7 +516,7 @@ def test_actions_with_parts_are_a_list_with_one_for_each(space: Any, num_workers
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_specs_and_spaces_of_environments_are_known(num_workers: int) -> None:
+def test_specs_and_spaces_are_available(num_workers: int) -> None:
     action_space = spaces.Discrete(2)
     given = (Nested.observation_space, action_space)
     envs = ParallelVecEnv([lambda: Nested(action_space)] * N, num_workers=num_workers, spaces=given, strict_infos=True)

@@ -1,4 +1,4 @@
-"""accelerate: a model of Stable-Baselines3 learns on workers, to the bit as it would have, and is then what it was."""
+"""Check that a model of Stable-Baselines3 in ``accelerate`` learns bitwise the same and is unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from parenv.adapters.sb3.replay import ReplayedVecEnv
 from parenv.adapters.sb3.rollout_buffer import fill, is_blind
 from parenv.worker.pickled_env import PickledEnv
 
-MODULE = importlib.import_module("parenv.adapters.sb3.accelerate")  # As an attribute, it is the function.
+MODULE = importlib.import_module("parenv.adapters.sb3.accelerate")  # The attribute of this name is the function.
 N, SEED = 3, 5
 NOISE = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.2 * np.ones(1))
 
@@ -65,13 +65,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def rollouts_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of rollouts that are short: they are in two parts."""
+    """Replay and fill rollouts in parts of 16 steps, so that longer rollouts have several parts."""
     monkeypatch.setattr(MODULE, "REPLAYED_PART", 16)
     monkeypatch.setattr(MODULE, "FILLED_PART", 16)
 
 
 class Sums(gym.Env[Any, Any]):
-    """Uneven episodes that end in both ways, observations in parts, infos of several shapes, and an action mask."""
+    """Environment with random episode lengths, both kinds of ends, nested observations, mixed infos and a mask."""
 
     observation_space = spaces.Dict(
         position=spaces.Box(-9, 9, (2,), np.float32), step=spaces.Box(0, 9, (1,), np.float32)
@@ -109,7 +109,7 @@ def pendulum() -> gym.Env[Any, Any]:
 
 
 class Images(gym.Env[Any, Any]):
-    """Small ones."""
+    """Environment whose observations are small images."""
 
     observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
     action_space = spaces.Discrete(3)
@@ -126,7 +126,7 @@ class Images(gym.Env[Any, Any]):
 
 
 class Painting(gym.Env[Any, Any]):
-    """Its actions are integers."""
+    """Environment with a Box of integers as action space."""
 
     observation_space = spaces.Box(-9, 9, (2,), np.float32)
     action_space = spaces.Box(0, 255, (2,), np.uint8)
@@ -159,12 +159,12 @@ def bits() -> gym.Env[Any, Any]:
 
 
 def monitored(envs: Any) -> VecMonitor:
-    """Around environments without a Monitor of their own."""
+    """Return a VecMonitor around the environments, without the Monitor of each."""
     return VecMonitor(DummyVecEnv([lambda env=env: env.env for env in envs.envs]))
 
 
 class Steps(BaseCallback):
-    """Writes down what a callback sees in each step, and around each rollout."""
+    """Callback that records its local variables in each step, and the beginning and end of each rollout."""
 
     NAMES = ("rewards", "dones", "infos", "actions", "new_obs", "values", "log_probs", "buffer_actions", "n_steps")
 
@@ -185,7 +185,7 @@ class Steps(BaseCallback):
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal to the bit and of the same types, but for the seconds that a Monitor measured."""
+    """Check that two values are bitwise identical and have the same types, except for the times of a Monitor."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         for key in one.keys() - {"t"}:
@@ -270,7 +270,7 @@ EXACT: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("case", EXACT)
-def test_a_model_learns_to_the_bit_what_it_would_have_learned(case: str) -> None:
+def test_a_model_learns_bitwise_the_same_as_without_workers(case: str) -> None:
     kind, make, settings, *wrap = EXACT[case]
     steps = 120 if "learning_starts" in settings else 200
     assert_learns_the_same(lambda: model_of(kind, make, *wrap, **copy.deepcopy(settings)), steps, num_workers=2)
@@ -278,7 +278,7 @@ def test_a_model_learns_to_the_bit_what_it_would_have_learned(case: str) -> None
 
 @pytest.fixture
 def filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Where each rollout that is filled at once ended in its buffer."""
+    """Return a list to which each call of ``fill`` appends the final position in the rollout buffer."""
     ends: list[int] = []
 
     def noted(model: Any, envs: Any, callback: Any, buffer: Any) -> bool:
@@ -292,7 +292,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def evaluating(folder: Path, stop_at: float) -> list[BaseCallback]:
-    """Callbacks that have something to do in some steps, and do not look at what happened in any."""
+    """Return callbacks that act in some steps and read no results of a step."""
     stop = StopTrainingOnRewardThreshold(stop_at)
     evaluate = EvalCallback(envs_of(cartpole, n=1), stop, eval_freq=24, n_eval_episodes=2, verbose=0)
     return [evaluate, EveryNTimesteps(30, CheckpointCallback(1, str(folder)))]
@@ -300,7 +300,7 @@ def evaluating(folder: Path, stop_at: float) -> list[BaseCallback]:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ["PPO, truncated", "PPO, Dict and infos", "A2C, longer", "TRPO"])
-def test_rollouts_at_whose_steps_nobody_looks_are_filled_at_once_and_the_same(case: str, filled: list[int]) -> None:
+def test_rollouts_without_step_callbacks_are_filled_at_once_with_the_same_values(case: str, filled: list[int]) -> None:
     kind, make, settings = EXACT[case]
     models = []
     for options in (None, {"num_workers": 2}):
@@ -315,7 +315,7 @@ def test_rollouts_at_whose_steps_nobody_looks_are_filled_at_once_and_the_same(ca
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("stop_at", [1.0, 1000.0])
-def test_callbacks_that_look_at_no_step_are_called_in_every_one(
+def test_callbacks_that_read_no_step_are_called_in_every_step(
     stop_at: float, filled: list[int], tmp_path: Path
 ) -> None:
     models, files, evaluated = [], [], []
@@ -343,7 +343,7 @@ def test_callbacks_that_look_at_no_step_are_called_in_every_one(
         (CallbackList([CheckpointCallback(1, ""), Steps()]), False),
     ],
 )
-def test_who_looks_at_steps_is_known(callback: BaseCallback, expected: bool) -> None:
+def test_callbacks_that_read_steps_are_recognized(callback: BaseCallback, expected: bool) -> None:
     assert is_blind(callback) == expected
 
 
@@ -353,7 +353,7 @@ def test_the_rollout_buffer_does_not_depend_on_the_number_of_workers(num_workers
     assert_learns_the_same(lambda: model_of(PPO, cartpole, **PPO_SETTINGS), 200, num_workers=num_workers)
 
 
-def test_it_is_the_workers_that_act_where_they_can_do_so_to_the_bit() -> None:
+def test_workers_act_only_if_the_results_are_bitwise_identical() -> None:
     wraps: list[tuple[Any, bool]] = [(monitored, True), (VecNormalize, False)]
     for wrap, acts in wraps:
         model = model_of(PPO, cartpole, wrap, **PPO_SETTINGS)
@@ -362,7 +362,7 @@ def test_it_is_the_workers_that_act_where_they_can_do_so_to_the_bit() -> None:
 
 
 class Watch(BaseCallback):
-    """Stops a learn after so many calls, in the way that is wanted."""
+    """Callback that stops training after some calls, by an exception or by returning ``False``."""
 
     def __init__(self, calls: int, how: type[BaseException] | None = None) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ class Watch(BaseCallback):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [cartpole, pendulum])
-def test_a_model_is_an_ordinary_one_after_the_block(make: Any) -> None:
+def test_a_model_is_unchanged_after_the_block(make: Any) -> None:
     model = model_of(PPO, make, **PPO_SETTINGS)
     attributes, forward, env = {*vars(model), "_logger"}, type(model.policy).forward, model.env
     with accelerate(model, num_workers=2):
@@ -394,7 +394,7 @@ def test_a_model_is_an_ordinary_one_after_the_block(make: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings"), [(PPO, PPO_SETTINGS), (A2C, {}), (DQN, OFF_POLICY)], ids=["acting", "stepped", "off-policy"]
 )
-def test_after_the_block_environments_have_the_random_states_that_they_would_have(kind: Any, settings: Any) -> None:
+def test_after_the_block_environments_have_the_random_states_of_a_run_without_workers(kind: Any, settings: Any) -> None:
     plain = model_of(kind, cartpole, **settings)
     for _ in range(2):
         plain.learn(96)
@@ -406,14 +406,14 @@ def test_after_the_block_environments_have_the_random_states_that_they_would_hav
     assert_same(on_workers.get_env().reset(), plain.get_env().reset())
 
 
-def test_after_an_exception_the_next_reset_has_the_seeds_of_the_first() -> None:
+def test_after_an_exception_the_next_reset_repeats_the_seeds_of_the_first() -> None:
     model = model_of(PPO, cartpole, **PPO_SETTINGS)
     with pytest.raises(ZeroDivisionError), accelerate(model, num_workers=1):
         model.learn(96, Watch(3, ZeroDivisionError))
     assert_same(model.get_env().reset(), envs_of(cartpole).reset())
 
 
-def test_copies_do_not_sample_from_their_action_space_what_the_model_does() -> None:
+def test_copies_of_an_environment_have_other_samples_of_the_action_space() -> None:
     env = Sums()
     env.action_space = spaces.Discrete(2**30, seed=SEED)
     copies = [PickledEnv.of(env, env_id)() for env_id in (0, 0, 1)]
@@ -433,7 +433,7 @@ def test_a_run_without_a_with_block_warns() -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", [KeyboardInterrupt, ZeroDivisionError])
-def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_have(how: type[BaseException]) -> None:
+def test_an_exception_in_a_rollout_leaves_the_model_as_without_workers(how: type[BaseException]) -> None:
     plain = model_of(PPO, cartpole, **PPO_SETTINGS)
     with pytest.raises(how):
         plain.learn(200, Watch(52, how))
@@ -446,7 +446,7 @@ def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_ha
     on_workers.learn(100)
 
 
-def test_a_learn_that_was_stopped_can_go_on_in_the_same_block() -> None:
+def test_learn_can_be_called_again_in_the_block_after_a_callback_stopped_it() -> None:
     model = model_of(PPO, cartpole, **PPO_SETTINGS)
     with accelerate(model, num_workers=1):
         for calls in (10, 16, 20):
@@ -472,7 +472,7 @@ def test_a_model_saves_and_loads_in_the_middle(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
-def test_set_env_in_the_block_is_the_users_to_do() -> None:
+def test_set_env_in_the_block_is_kept() -> None:
     model, other = model_of(PPO, cartpole, **PPO_SETTINGS), envs_of(cartpole)
     model.seed = None
     with accelerate(model, num_workers=0):
@@ -496,8 +496,8 @@ def test_callbacks_evaluate_stop_and_log(tmp_path: Path) -> None:
     assert list(tmp_path.glob("PPO_1/events*"))
 
 
-class Asks(BaseCallback):
-    """Asks the environments in every step, by a method of its own."""
+class CallsEnvs(BaseCallback):
+    """Callback that calls a method of the environments in every step."""
 
     def _on_step(self) -> bool:
         return self.ask()
@@ -506,8 +506,8 @@ class Asks(BaseCallback):
         return all(self.training_env.env_method("has_wrapper_attr", "level"))
 
 
-class AsksBetween(BaseCallback):
-    """Asks and sets between rollouts."""
+class CallsEnvsBetween(BaseCallback):
+    """Callback that sets and gets an attribute of the environments between rollouts."""
 
     levels: Any = None
 
@@ -521,13 +521,13 @@ class AsksBetween(BaseCallback):
         return True
 
 
-def test_a_callback_that_asks_the_environments_in_a_step_is_refused_in_the_first_one() -> None:
+def test_a_callback_that_calls_environments_in_a_step_is_refused_in_the_first_step() -> None:
     model = model_of(PPO, Sums, **PPO_SETTINGS)
     with accelerate(model, num_workers=1):
         with pytest.raises(ConfigurationError, match=r"has_wrapper_attr.*_on_rollout_start.*ParallelVecEnv"):
-            model.learn(96, [Watch(1000), Asks()])
+            model.learn(96, [Watch(1000), CallsEnvs()])
         assert model.num_timesteps == N
-        between = AsksBetween()
+        between = CallsEnvsBetween()
         model.learn(96, between)
         assert between.levels == [0] * N
         assert model.env.env_is_wrapped(Monitor) == [True] * N
@@ -535,10 +535,10 @@ def test_a_callback_that_asks_the_environments_in_a_step_is_refused_in_the_first
 
 
 @pytest.mark.more
-def test_a_callback_that_asks_the_environments_works_where_the_model_acts() -> None:
+def test_a_callback_may_call_environments_if_the_model_acts() -> None:
     model = model_of(PPO, Sums, lambda envs: VecNormalize(envs, norm_obs_keys=["step"]), **PPO_SETTINGS)
     with accelerate(model, num_workers=1):
-        model.learn(96, Asks())
+        model.learn(96, CallsEnvs())
 
 
 @pytest.mark.more
@@ -559,7 +559,7 @@ def test_monitors_write_their_files(is_watched: bool, tmp_path: Path) -> None:
 
 
 def true_next(observation: Any, action: Any) -> Any:
-    """What CartPole does."""
+    """Return the next observation of CartPole."""
     env = gym.make("CartPole-v1").unwrapped
     env.reset(seed=0)
     env.state = observation.astype(np.float64)  # type: ignore[attr-defined]
@@ -603,7 +603,7 @@ def test_async_learns_with_noise_and_wrappers(kind: Any, settings: Any, wrap: An
     assert len(model.ep_info_buffer) > 0
 
 
-def test_async_begins_anew_where_a_learn_does_and_has_no_more_workers_than_environments() -> None:
+def test_async_respects_reset_num_timesteps_and_has_at_most_one_worker_per_environment() -> None:
     model = model_of(DQN, cartpole, n=1, **OFF_POLICY)
     with accelerate(model, num_workers=2, mode="async") as run:
         model.learn(40)
@@ -623,7 +623,7 @@ def test_async_repeats_with_the_same_seed() -> None:
 
 
 @pytest.mark.more
-def test_async_hindsight_has_its_rewards_computed_by_the_environments() -> None:
+def test_async_hindsight_replay_computes_its_rewards_in_the_environments() -> None:
     model = model_of(DQN, bits, replay_buffer_class=HerReplayBuffer, **OFF_POLICY)
     learned(model, 200, num_workers=1, mode="async")
     assert model._n_updates > 5
@@ -636,7 +636,7 @@ def test_actions_of_async_are_random_until_learning_starts_and_then_by_the_polic
     settings = OFF_POLICY | {"learning_starts": 45, "exploration_fraction": 1e-9, "exploration_final_eps": 0.0}
     model = model_of(DQN, cartpole, train_freq=1, **settings)
     for parameter in model.policy.parameters():
-        torch.nn.init.zeros_(parameter)  # Of equal values the first action is the best.
+        torch.nn.init.zeros_(parameter)  # If all values are equal, argmax chooses action 0.
     model.learning_rate, model.lr_schedule = 0.0, lambda left: 0.0
     seen = learned(model, 90, num_workers=1, mode="async", max_policy_lag=max_policy_lag).seen
     actions = np.array([step[1]["actions"] for step in seen if step[0] not in ("rollout", "end")])
@@ -644,7 +644,7 @@ def test_actions_of_async_are_random_until_learning_starts_and_then_by_the_polic
     assert set(actions[45 // N :].ravel().tolist()) == {0}
 
 
-def test_an_exception_of_an_environment_says_whose_it_is_and_gives_the_model_back() -> None:
+def test_an_exception_of_an_environment_has_its_origin_and_restores_the_model() -> None:
     class Fragile(Sums):
         def step(self, action: Any) -> Any:
             if self.steps == 1:
@@ -660,7 +660,7 @@ def test_an_exception_of_an_environment_says_whose_it_is_and_gives_the_model_bac
 
 
 class Unknown(gym.Wrapper[Any, Any, Any, Any]):
-    """Observes what is no number after a while."""
+    """Wrapper that returns NaN in step 10 of an episode."""
 
     def step(self, action: Any) -> Any:
         observation, *rest = super().step(action)
@@ -669,7 +669,7 @@ class Unknown(gym.Wrapper[Any, Any, Any, Any]):
 
 @pytest.fixture
 def distributions_are_checked() -> Iterator[None]:
-    """As torch has it by default, whatever a library has set that was imported before."""
+    """Validate arguments of distributions, which is torch's default and which other libraries turn off."""
     before = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(True)
     yield
@@ -679,7 +679,7 @@ def distributions_are_checked() -> Iterator[None]:
 @pytest.mark.usefixtures("distributions_are_checked")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [cartpole, pendulum])
-def test_what_is_no_number_is_found_as_it_is_without_workers(make: Any) -> None:
+def test_nan_observations_raise_the_same_error_as_without_workers(make: Any) -> None:
     for options in ({}, {"num_workers": 1}):
         with pytest.raises(ValueError, match=r"Expected parameter .* to satisfy the constraint"):
             learned(model_of(PPO, lambda: Unknown(make()), **PPO_SETTINGS), 200, **options)
@@ -715,7 +715,7 @@ def test_advice_says_where_the_time_went() -> None:
 
 def on_subproc() -> Any:
     model = model_of(PPO, cartpole)
-    model.env = SubprocVecEnv.__new__(SubprocVecEnv)  # One that has started no processes.
+    model.env = SubprocVecEnv.__new__(SubprocVecEnv)  # This instance has no processes.
     return model
 
 
@@ -761,7 +761,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_honoured_is_refused_and_changes_nothing(case: str) -> None:
+def test_unsupported_models_and_options_are_refused_and_unchanged(case: str) -> None:
     make, options, message = REFUSED[case]
     model = make()
     before = dict(vars(model)) if hasattr(model, "__dict__") else {}
@@ -786,5 +786,5 @@ def test_a_model_cannot_be_accelerated_twice() -> None:
 
 
 @pytest.mark.more
-def test_wrappers_that_are_not_known_work_where_the_model_acts() -> None:
+def test_unknown_wrappers_work_because_the_model_acts() -> None:
     assert_learns_the_same(lambda: model_of(PPO, cartpole, Halved, **PPO_SETTINGS), 100, num_workers=1)

@@ -1,4 +1,4 @@
-"""skrl takes a ParallelVectorEnv where it takes a vector env of Gymnasium."""
+"""Check that skrl can wrap a ``ParallelVectorEnv`` like a vector env of Gymnasium."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ skrl = Late("skrl.envs.wrappers.torch")
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("skrl") is None, reason="needs pip install skrl"),
     pytest.mark.more,
-    # Of skrl and of what it brings.
+    # skrl and its dependencies emit warnings.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -40,7 +40,7 @@ def trace(envs: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_wrapped_env_gives_what_gymnasiums_own_does(num_workers: int) -> None:
+def test_a_wrapped_env_equals_a_wrapped_sync_vector_env(num_workers: int) -> None:
     mine = trace(ParallelVectorEnv([make] * 4, num_workers=num_workers))
     wanted = trace(gym.vector.SyncVectorEnv([make] * 4))
     assert len(mine) == len(wanted) == 401

@@ -1,4 +1,4 @@
-"""Observation and action spaces of every kind, through processes."""
+"""Check that observations and actions of every kind of space pass unchanged between processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPACES = {
 
 
 class Sampler(gym.Env[Any, Any]):
-    """Its observations are samples, and it remembers everything."""
+    """Environment that samples its observations and stores them in ``seen``."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         self.observation_space, self.action_space = copy.deepcopy(observation_space), action_space
@@ -84,7 +84,7 @@ def zeros(observations: Any) -> Any:
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(("mode", "step_workers"), [("sync", None), ("async", None), ("sync", 2)])
 @pytest.mark.parametrize("name", SPACES)
-def test_observations_of_every_space_arrive_as_they_were(name: str, mode: Any, step_workers: int | None) -> None:
+def test_observations_of_every_space_arrive_unchanged(name: str, mode: Any, step_workers: int | None) -> None:
     space = SPACES[name]
     with AsyncWorkerPool(
         lambda: Sampler(space, spaces.Discrete(2)),
@@ -159,7 +159,7 @@ TUPLES = {"equal lengths": lambda i: (1, 2), "different lengths": lambda i: tupl
 
 @pytest.mark.parametrize("batch", [tuple, list])
 @pytest.mark.parametrize("action_of", TUPLES.values(), ids=TUPLES)
-def test_a_batch_of_sequences_may_be_a_tuple_as_the_batched_space_has_it(action_of: Any, batch: Any) -> None:
+def test_a_batch_of_sequences_may_be_a_tuple_or_a_list(action_of: Any, batch: Any) -> None:
     space = spaces.Sequence(spaces.Discrete(3))
     with AsyncWorkerPool(
         lambda: Sampler(spaces.Box(-1, 1, (1,)), space),
@@ -183,7 +183,7 @@ NEXT_STEP = AutoresetMode.NEXT_STEP
 
 
 class BatchedLedgers(gym.vector.VectorEnv[Any, Any, Any]):
-    """A VectorEnv of its own kind, whose arrays are always the same ones."""
+    """Custom VectorEnv that returns the same array of observations in every step."""
 
     def __init__(self, first: int, count: int, mode: AutoresetMode) -> None:
         self.metadata = {"autoreset_mode": mode}
@@ -212,7 +212,7 @@ class BatchedLedgers(gym.vector.VectorEnv[Any, Any, Any]):
         for i, env in enumerate(self.envs):
             if self.ended[i]:
                 self.rows[i], self.ended[i] = env.reset()[0], False
-                rewards[i] = 7.0  # As some do that compute it for a step that was not taken.
+                rewards[i] = 7.0  # Some vector envs compute a reward for the step that only resets.
                 continue
             self.rows[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
             if (terminated[i] or truncated[i]) and self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
@@ -232,7 +232,7 @@ def test_a_factory_of_vector_envs_gives_real_transitions_only(mode: AutoresetMod
             check_ledger(rollout, expected)
 
 
-def test_a_plain_sync_vector_env_is_stepped_by_its_parts() -> None:
+def test_sub_environments_of_a_plain_sync_vector_env_are_stepped_one_by_one() -> None:
     expected: dict[int, tuple[int, ...]] = {}
 
     def make() -> Any:
@@ -251,7 +251,7 @@ def test_every_worker_has_a_vector_env_of_its_own() -> None:
         assert next(pool.rollouts()).rewards.shape == (128, 6)
 
 
-def test_a_vector_env_that_does_not_say_when_it_resets_is_refused_with_the_way_out() -> None:
+def test_a_vector_env_without_an_autoreset_mode_is_refused() -> None:
     def make() -> Any:
         env = BatchedLedgers(0, 2, NEXT_STEP)
         env.metadata = {}
@@ -261,6 +261,6 @@ def test_a_vector_env_that_does_not_say_when_it_resets_is_refused_with_the_way_o
         AsyncWorkerPool(make, zeros, num_workers=1)
 
 
-def test_a_vector_env_of_another_size_is_refused_with_what_would_fit() -> None:
+def test_the_error_for_a_vector_env_of_another_size_names_the_right_sizes() -> None:
     with pytest.raises(ConfigurationError, match="Leave num_envs out, or pass 3 for each worker"):
         AsyncWorkerPool(lambda: SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3), zeros, num_workers=2, num_envs=8)

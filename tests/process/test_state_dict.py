@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed goes on as if it had not been, as far as environments offer their state."""
+"""Check that a pool continues from its saved state, and that checkpoint files are complete or refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 class Walk(gym.Env[Any, Any]):
-    """A random walk of which everything can be saved but the generator, which the pool saves."""
+    """Random walk whose state contains everything except its generator, which the pool saves."""
 
     def __init__(self) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -58,7 +58,7 @@ def walk() -> Any:
 
 
 class Recurrent(torch.nn.Module):
-    """Samples by torch's generator, by weights, and by what it remembers."""
+    """Recurrent policy whose samples depend on torch's generator, the weight and the carry."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def train(pool: AsyncWorkerPool, module: Any, rounds: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_resumed_sync_run_is_the_run_that_was_not_interrupted(num_workers: int, tmp_path: Path) -> None:
+def test_a_resumed_sync_run_equals_an_uninterrupted_run(num_workers: int, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {
         "num_envs": 4, "num_workers": num_workers, "mode": "sync", "rollout_length": 6, "seed": 3,
     }  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_resumed_sync_run_is_the_run_that_was_not_interrupted(num_workers: int
 
 
 @pytest.mark.more
-def test_without_get_state_episodes_begin_anew_with_fresh_seeds_and_it_is_said() -> None:
+def test_without_get_state_new_episodes_begin_with_new_seeds_and_are_reported() -> None:
     factories = [lambda env_id=env_id: LedgerEnv(env_id, pool_seed=5) for env_id in range(2)]
     arguments: dict[str, Any] = {"num_workers": 2, "mode": "sync", "rollout_length": 8, "seed": 5}
     expected: dict[int, tuple[int, ...]] = {}
@@ -132,7 +132,7 @@ def test_without_get_state_episodes_begin_anew_with_fresh_seeds_and_it_is_said()
     with AsyncWorkerPool(factories, zeros, **arguments) as pool:
         missing = pool.load_state_dict(state)
         assert [words.split(",")[0] for words in missing] == ["the episode of env_id 0", "the episode of env_id 1"]
-        # The first reset of a process is episode 0 of the ledger, and this is its second.
+        # Each new process resets its ledger when it starts (episode 0), and once more to continue the run.
         for env_id in range(2):
             expected[env_id] = (0, 0, expected[env_id][2])
         stream = pool.rollouts()
@@ -145,7 +145,7 @@ def test_without_get_state_episodes_begin_anew_with_fresh_seeds_and_it_is_said()
         assert rollout.observations[0, 1, 3] == 2000
 
 
-def test_rollouts_under_way_are_named_and_leave_a_marked_gap() -> None:
+def test_rollouts_in_progress_are_reported_and_leave_a_marked_gap() -> None:
     arguments: dict[str, Any] = {"num_workers": 2, "mode": "async", "rollout_length": 6, "seed": 3}
     with AsyncWorkerPool(walk, zeros, **arguments) as pool:
         next(pool.rollouts())
@@ -157,7 +157,7 @@ def test_rollouts_under_way_are_named_and_leave_a_marked_gap() -> None:
         assert next(pool.rollouts()).restarted.all()
 
 
-def test_a_wrapper_that_offers_nothing_is_named() -> None:
+def test_a_wrapper_without_get_state_is_reported() -> None:
     def wrapped() -> Any:
         return gym.wrappers.RecordEpisodeStatistics(walk())
 
@@ -197,7 +197,7 @@ class Stateful(Policy):
         return Action(np.full(len(observations), self.settings.get("choice", 0)), {"seen": observations[:, 0].copy()})
 
 
-def test_settings_and_counts_go_on() -> None:
+def test_settings_and_counts_continue() -> None:
     arguments: dict[str, Any] = {"num_workers": 1, "mode": "sync", "rollout_length": 6, "seed": 3}
     with AsyncWorkerPool(walk, Stateful(), **arguments) as pool:
         pool.publish(Stateful(), choice=1)
@@ -211,7 +211,7 @@ def test_settings_and_counts_go_on() -> None:
         assert pool.statistics().rollouts == 2
 
 
-def test_counts_under_their_former_names_go_on() -> None:
+def test_counts_under_their_former_names_continue() -> None:
     counts = {"env_steps": 24, "rollouts": 2, "episodes": 3, "copied": 1, "dropped": 2, "gradients": 7, "skipped": 4}
     counts |= {"skipped_publishes": 5, "env_restarts": 6, "lag": {0: 2}, "returns": [1.0, 3.0], "lengths": [2, 4]}
     seconds = {"environment_s": 1.0, "acting_s": 2.0, "learning_s": 0.25, "waiting_s": 0.5, "processor_s": 2.5}
@@ -240,7 +240,7 @@ def test_counts_under_their_former_names_go_on() -> None:
         assert {name: getattr(pool.statistics(), name) for name in wanted} == wanted
 
 
-def test_a_checkpoint_file_is_whole_or_refused_and_holds_no_pickle(tmp_path: Path) -> None:
+def test_a_checkpoint_file_is_complete_or_refused_and_contains_no_pickle(tmp_path: Path) -> None:
     path = tmp_path / "file"
     data = {"a": np.arange(3), "b": [1, 2.5, None, "x", b"y"], "t": torch.ones(2, 2), "n": {"deep": (1, 2)}}
     save_checkpoint(path, data)
@@ -260,7 +260,7 @@ def test_a_checkpoint_file_is_whole_or_refused_and_holds_no_pickle(tmp_path: Pat
 
 
 @pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.more)])
-def test_a_flipped_bit_anywhere_in_a_checkpoint_is_an_error_in_a_sentence(stride: int, tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_an_error(stride: int, tmp_path: Path) -> None:
     path = tmp_path / "file"
     save_checkpoint(path, {"weights": torch.ones(3), "env_steps": 1024, "returns": np.arange(2.0)})
     whole = path.read_bytes()
@@ -313,9 +313,7 @@ def test_threads_that_save_to_one_file_do_not_disturb_each_other(tmp_path: Path)
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_checkpoint_and_then_its_folder_are_brought_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_and_then_its_folder_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, synced = tmp_path / "file", []
 
     def sync(descriptor: int) -> None:
@@ -326,7 +324,7 @@ def test_a_checkpoint_and_then_its_folder_are_brought_to_the_disk(
     assert synced == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
 
 
-def test_a_checkpoint_that_cannot_be_written_says_which_and_leaves_nothing(tmp_path: Path) -> None:
+def test_the_error_for_a_checkpoint_that_cannot_be_written_names_it(tmp_path: Path) -> None:
     path = tmp_path / "directory"
     path.mkdir()
     with pytest.raises(OSError, match=f"so the checkpoint was not written, and an older file is unchanged: .*{path}"):

@@ -1,4 +1,4 @@
-"""Whatever is done to a pool and its workers, in any order: it delivers what is right and takes only its own."""
+"""Check that a pool stays correct and keeps its resources bounded under random calls, kills and stops of workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPTIONS = WorkerOptions(
     reset_timeout_s=2.0,
     close_timeout_s=0.2,
 )
-# A failure is not shrunk: an example takes a second, and what comes of it depends on when a signal arrives.
+# Hypothesis does not shrink failures, because an example takes a second and depends on the timing of signals.
 SETTINGS = settings(
     database=None,
     phases=(Phase.generate,),
@@ -51,13 +51,13 @@ workers = st.integers(0, WORKERS - 1)
 
 
 def checksum(rollout: Rollout) -> int:
-    """Of everything in it that lies in memory which workers write to."""
+    """Return a checksum of the arrays of a rollout that are in memory to which workers write."""
     parts = (rollout.observations, rollout.rewards, rollout.terminated, rollout.truncated, rollout.last_observations)
     return zlib.crc32(b"".join(np.ascontiguousarray(part).tobytes() for part in (*parts, rollout.restarted)))
 
 
 def worker_processes() -> int:
-    """How many processes there are that were forked for pools of this file."""
+    """Return the number of processes that were forked for the pools of this file."""
     pids = [
         fork_server._process.pid
         for spec, fork_server in launcher._fork_servers.items()
@@ -67,8 +67,8 @@ def worker_processes() -> int:
 
 
 @contextlib.contextmanager
-def unless_workers_are_gone() -> Iterator[None]:
-    """Nobody knows whether a worker that dies meanwhile has done what was asked, and so a question may be an error."""
+def worker_errors_are_allowed() -> Iterator[None]:
+    """Allow ``WorkerError``, which a call raises if its worker dies, because its effect is then unknown."""
     try:
         yield
     except* WorkerError:
@@ -76,7 +76,7 @@ def unless_workers_are_gone() -> Iterator[None]:
 
 
 class PoolUnderFire(RuleBasedStateMachine):
-    """A pool of ledgers, its user, and somebody who kills and stops its workers."""
+    """State machine whose rules use a pool of ledgers and kill, stop and resume its workers."""
 
     pool: AsyncWorkerPool
 
@@ -98,7 +98,7 @@ class PoolUnderFire(RuleBasedStateMachine):
         self.stream = self.pool.rollouts()
         self.expected: dict[int, tuple[int, int]] = {}
         self.versions: dict[int | None, int] = {}
-        self.published = self.delivered = self.new_beginnings = 0
+        self.published = self.delivered = self.restarted_envs = 0
         self.stopped: dict[int, int] = {}
         self.nbytes = self.arena_bytes()
 
@@ -109,7 +109,7 @@ class PoolUnderFire(RuleBasedStateMachine):
         return pid_of(self.pool, worker)
 
     def send(self, worker: int, signum: int) -> bool:
-        """Signal a worker, unless it is being replaced just now."""
+        """Send a signal to a worker and return ``True``, or return ``False`` if it is dead or being replaced."""
         pid = self.pid(worker)
         if pid <= 0:
             return False
@@ -126,7 +126,7 @@ class PoolUnderFire(RuleBasedStateMachine):
             assert self.versions.get(rollout.worker, 0) <= rollout.policy_version <= self.published
             assert rollout.policy_lag == self.published - rollout.policy_version
             self.versions[rollout.worker] = rollout.policy_version
-            self.new_beginnings += int(rollout.restarted.sum())
+            self.restarted_envs += int(rollout.restarted.sum())
             if hoards:
                 self.held.append((rollout, checksum(rollout)))
 
@@ -167,34 +167,34 @@ class PoolUnderFire(RuleBasedStateMachine):
 
     @rule(env_id=st.integers(0, ENVS - 1))
     def get_attr(self, env_id: int) -> None:
-        with unless_workers_are_gone():
+        with worker_errors_are_allowed():
             assert self.pool.get_attr("_max_length", env_ids=[env_id]) == (7,)
 
     @rule()
     def call(self) -> None:
-        with unless_workers_are_gone():
+        with worker_errors_are_allowed():
             assert self.pool.call("get_wrapper_attr", "_max_length") == (7,) * ENVS
 
     @rule(mode=modes, prefetch=st.integers(0, 2))
-    def close_and_begin_anew(self, mode: Any, prefetch: int) -> None:
+    def close_and_open_another_pool(self, mode: Any, prefetch: int) -> None:
         self.pool.close()
         assert worker_processes() == 0
         self.begin(mode, prefetch)
 
     @invariant()
-    def it_is_open_and_counts_what_it_has_delivered(self) -> None:
+    def pool_is_open_and_counts_are_right(self) -> None:
         assert not self.pool.closed
         statistics = self.pool.statistics()
         assert statistics.env_steps == self.delivered
         assert statistics.policy_version == self.published
-        assert self.new_beginnings <= statistics.worker_restarts * ENVS // WORKERS
+        assert self.restarted_envs <= statistics.worker_restarts * ENVS // WORKERS
 
     @invariant()
-    def what_is_held_is_as_it_was(self) -> None:
+    def held_rollouts_are_unchanged(self) -> None:
         assert all(checksum(rollout) == before for rollout, before in self.held)
 
     @invariant()
-    def it_takes_no_more_processes_and_memory_than_its_own(self) -> None:
+    def processes_and_memory_are_bounded(self) -> None:
         assert worker_processes() <= WORKERS
         assert self.arena_bytes() == self.nbytes
 
@@ -202,21 +202,21 @@ class PoolUnderFire(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             self.pool.close()
             assert worker_processes() == 0
-            self.what_is_held_is_as_it_was()
+            self.held_rollouts_are_unchanged()
 
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 @pytest.mark.more
-def test_whatever_happens_to_its_workers_a_pool_delivers_every_transition_once_and_in_order() -> None:
+def test_under_random_calls_and_signals_every_transition_arrives_once_and_in_order() -> None:
     run_state_machine_as_test(
         PoolUnderFire, settings=settings(SETTINGS, max_examples=3, stateful_step_count=25, derandomize=True)
     )
 
 
 @pytest.mark.soak
-def test_whatever_happens_to_its_workers_for_two_minutes() -> None:
+def test_random_calls_and_signals_for_two_minutes() -> None:
     deadline = time.monotonic() + 110.0
     while time.monotonic() < deadline:
         run_state_machine_as_test(PoolUnderFire, settings=settings(SETTINGS, max_examples=10, stateful_step_count=50))

@@ -1,4 +1,4 @@
-"""WorkerOptions(step_threads=): sub-environments that wait are stepped at once, and nobody sees a difference."""
+"""Check that ``step_threads`` steps sub-environments concurrently and changes no result."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OFTEN = RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3)
 AT_MOST_S = 60.0
 
 
-class Dawdler(gym.Env[Any, Any]):
-    """Waits as long as it likes, ends when it likes, and fails in steps and resets with some chance."""
+class RandomDuration(gym.Env[Any, Any]):
+    """Environment with random step durations and episode lengths, which fails at random with probability ``chance``."""
 
     observation_space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "words": gym.spaces.Text(9)})
     action_space = gym.spaces.Discrete(5)
@@ -56,17 +56,17 @@ class Dawdler(gym.Env[Any, Any]):
         return {"state": self._state, "words": str(self.np_random.integers(1000))}
 
 
-def wary(observations: Any, luck: Any) -> Any:
-    """Acts by what it sees and by chance."""
+def noisy_policy(observations: Any, luck: Any) -> Any:
+    """Return actions that depend on observations, an info and the global generator of numpy."""
     return (np.abs(observations["state"]).sum(axis=1) + luck + np.random.randint(5)).astype(np.int64) % 5
 
 
 def rollouts_of(chance: float, num_workers: int, **options: Any) -> list[Any]:
-    """Everything in some rollouts but for seconds."""
+    """Return the content of some rollouts and of an evaluation, without times."""
     found = []
     with AsyncWorkerPool(
-        lambda: Dawdler(chance),
-        wary,
+        lambda: RandomDuration(chance),
+        noisy_policy,
         num_envs=7,
         num_workers=num_workers,
         mode="sync",
@@ -80,7 +80,7 @@ def rollouts_of(chance: float, num_workers: int, **options: Any) -> list[Any]:
             del arrays["episodes"]
             episodes = rollout.episodes
             found.append([arrays, rollout.final_observations, episodes.returns, episodes.lengths, episodes.env_ids])
-        if not chance:  # One that fails in an evaluation is not replaced.
+        if not chance:  # An environment that fails in an evaluation is not replaced.
             evaluated = pool.evaluate(9)
             found.append([evaluated.returns, evaluated.lengths, evaluated.env_ids])
         found.append(pool.statistics().env_restarts)
@@ -89,13 +89,13 @@ def rollouts_of(chance: float, num_workers: int, **options: Any) -> list[Any]:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_rollouts_and_evaluations_are_the_same_to_the_bit_whatever_the_number_of_threads(num_workers: int) -> None:
+def test_rollouts_and_evaluations_do_not_depend_on_the_number_of_threads(num_workers: int) -> None:
     one = rollouts_of(0.0, num_workers)
     for step_threads in (2, 32):
         assert_same(rollouts_of(0.0, num_workers, step_threads=step_threads), one)
 
 
-def test_replaced_environments_are_the_same_whatever_the_number_of_threads() -> None:
+def test_replaced_environments_do_not_depend_on_the_number_of_threads() -> None:
     how = {"restart": OFTEN, "on_env_error": "restart_env"}
     one = rollouts_of(0.1, 2, **how)
     assert one[-1] > 10
@@ -103,7 +103,7 @@ def test_replaced_environments_are_the_same_whatever_the_number_of_threads() -> 
 
 
 class Meets(LedgerEnv):
-    """Takes steps and resets only when three of its kind do; each episode has four steps."""
+    """Ledger with episodes of four steps, whose steps and resets block until three threads have called one."""
 
     meeting = threading.Barrier(3)
 
@@ -117,7 +117,7 @@ class Meets(LedgerEnv):
         return observation, reward, bool(observation[2] == 4), False, {}
 
 
-def test_so_many_step_and_reset_at_once() -> None:
+def test_three_threads_step_and_reset_three_environments_at_once() -> None:
     factories = [lambda env_id=env_id: Meets(env_id) for env_id in range(6)]
     options = WorkerOptions(step_threads=3)
     with AsyncWorkerPool(factories, zeros, num_workers=0, mode="sync", rollout_length=10, workers=options) as pool:
@@ -126,7 +126,7 @@ def test_so_many_step_and_reset_at_once() -> None:
 
 
 @pytest.mark.more
-def test_every_transition_arrives_once_also_where_workers_die_and_hang(tmp_path: Path) -> None:
+def test_every_transition_arrives_once_even_if_workers_die_and_hang(tmp_path: Path) -> None:
     def die_and_hang(env: Any) -> None:
         for name, act in (("killed", kill_oneself), ("hung", sleep_long)):
             if env.env_id == 2 and env.episode == 2 and once(tmp_path / name):
@@ -143,7 +143,7 @@ def test_every_transition_arrives_once_also_where_workers_die_and_hang(tmp_path:
 
 
 def failing(env_id: int, who: tuple[int, ...], where: str, act: Callable[[], object], **options: Any) -> LedgerEnv:
-    """A ledger that does something in one place, behind its first reset, if it is one of those."""
+    """Return a ledger that calls ``act`` in each step or reset after the first reset, if its env_id is in ``who``."""
 
     def maybe(env: Any) -> None:
         if env.episode >= 0:
@@ -157,7 +157,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("who", [(0,), (5,), (0, 5), tuple(range(6))], ids=str)
-def test_a_reset_that_raises_makes_nobody_step_twice(who: tuple[int, ...], tmp_path: Path) -> None:
+def test_after_a_reset_that_raises_no_environment_steps_twice(who: tuple[int, ...], tmp_path: Path) -> None:
     def make(env_id: int) -> Any:
         return failing(env_id, who, "reset", lambda: once(tmp_path / str(env_id)) and fail(), pool_seed=5)
 
@@ -179,7 +179,7 @@ def opened(who: tuple[int, ...], where: str, act: Any, num_workers: int = 1, **o
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_an_exception_says_whose_it_is_and_shows_the_users_frames(where: str) -> None:
+def test_an_exception_has_its_env_id_and_the_frames_of_the_user(where: str) -> None:
     with opened((2, 4), where, fail) as pool, pytest.raises(ValueError, match="dropped its cup") as caught:
         for _ in pool.rollouts():
             pass
@@ -192,7 +192,7 @@ def test_an_exception_says_whose_it_is_and_shows_the_users_frames(where: str) ->
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_who_hangs_is_named_though_others_were_begun_behind_it(where: str) -> None:
+def test_a_timeout_names_the_environment_that_hangs(where: str) -> None:
     limits = {"step_timeout_s": 3.0, "reset_timeout_s": 3.0, "restart": None}
     with opened((2,), where, sleep_long, **limits) as pool, pytest.raises(WorkerTimeoutError) as caught:
         for _ in pool.rollouts():
@@ -201,7 +201,7 @@ def test_who_hangs_is_named_though_others_were_begun_behind_it(where: str) -> No
 
 
 @pytest.mark.more
-def test_who_hangs_again_and_again_ends_the_pool() -> None:
+def test_an_environment_that_hangs_repeatedly_ends_the_pool() -> None:
     limits = {"step_timeout_s": 3.0, "restart": RestartPolicy(max_restarts=1, backoff_s=0.01)}
     with opened((5,), "step", sleep_long, **limits) as pool, pytest.raises(RestartLimitError, match="env_id 5"):
         for _ in pool.rollouts():
@@ -220,12 +220,12 @@ def test_an_evaluation_that_fails_leaves_the_next_one_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("step_threads", [0, -1, 1.5, "4", None])
-def test_a_number_of_threads_that_is_none_is_an_error(step_threads: Any) -> None:
+def test_an_invalid_number_of_threads_is_an_error(step_threads: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"WorkerOptions\.step_threads must be an integer of at least 1"):
         WorkerOptions(step_threads=step_threads)
 
 
-def test_a_vector_env_that_steps_its_own_is_refused() -> None:
+def test_a_native_vector_env_is_refused() -> None:
     def make() -> Any:
         return gym.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
 
@@ -233,7 +233,7 @@ def test_a_vector_env_that_steps_its_own_is_refused() -> None:
         AsyncWorkerPool(make, zeros, num_workers=1, workers=WorkerOptions(step_threads=4))
 
 
-def test_those_of_gymnasiums_own_vector_env_are_stepped_in_threads() -> None:
+def test_sub_environments_of_a_sync_vector_env_are_stepped_in_threads() -> None:
     def make() -> Any:
         return gym.vector.SyncVectorEnv([lambda i=i: LedgerEnv(i) for i in range(3)])
 

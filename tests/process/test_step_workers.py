@@ -1,4 +1,4 @@
-"""One worker that acts for sub-environments which other processes step."""
+"""Check ``step_workers``: one worker runs the policy, and other processes step its sub-environments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def collected(make: Any, policy: Any, workers: WorkerOptions, **options: Any) ->
 
 @pytest.mark.more
 @pytest.mark.parametrize("step_workers", [1, 2, 3, 5])
-def test_rollouts_are_those_of_a_worker_that_steps_by_itself(step_workers: int) -> None:
+def test_rollouts_equal_those_without_step_workers(step_workers: int) -> None:
     cartpole = functools.partial(gym.make, "CartPole-v1")
     about: dict[str, Any] = {"num_envs": N, "num_workers": 1}
     alone = collected(cartpole, lean, WorkerOptions(), **about)
@@ -48,7 +48,7 @@ def test_rollouts_are_those_of_a_worker_that_steps_by_itself(step_workers: int) 
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_every_transition_is_real_and_the_carry_stays_with_who_acts(mode: Any) -> None:
+def test_every_transition_is_real_and_the_carry_stays_on_the_acting_worker(mode: Any) -> None:
     expected: dict[int, tuple[int, ...]] = {}
     options = WorkerOptions(step_workers=2)
     with AsyncWorkerPool(ledgers(N), Counter(), num_workers=1, mode=mode, rollout_length=9, workers=options) as pool:
@@ -77,7 +77,7 @@ def test_a_network_acts_on_half_batches_and_one_worker_is_the_default() -> None:
 
 
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_a_step_worker_that_dies_is_replaced_and_the_step_that_nobody_took_is_not_valid(tmp_path: Path) -> None:
+def test_a_dead_step_worker_is_replaced_and_its_unfinished_step_is_not_valid(tmp_path: Path) -> None:
     asked = tmp_path / "die"
     makers = ledgers(N)
     makers[3] = functools.partial(Acting, 3, lambda env: taken(asked) and kill_oneself())
@@ -105,7 +105,7 @@ def test_a_step_worker_that_dies_is_replaced_and_the_step_that_nobody_took_is_no
 
 
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_the_worker_that_acts_dies_with_those_that_step_and_all_are_replaced() -> None:
+def test_if_the_acting_worker_dies_it_and_its_step_workers_are_replaced() -> None:
     options = WorkerOptions(step_workers=2)
     with AsyncWorkerPool(ledgers(N), pids, num_workers=1, rollout_length=8, workers=options) as pool:
         rollouts = pool.rollouts()
@@ -117,7 +117,7 @@ def test_the_worker_that_acts_dies_with_those_that_step_and_all_are_replaced() -
 
 
 @pytest.mark.more
-def test_a_pool_that_is_closed_in_the_middle_of_a_step_says_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_that_is_closed_during_a_step_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     makers = [functools.partial(slow, i, 0.02) for i in range(2)]
     options = WorkerOptions(step_workers=2)
     with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
@@ -126,6 +126,8 @@ def test_a_pool_that_is_closed_in_the_middle_of_a_step_says_nothing_of_it(capfd:
 
 
 class Pids(Policy):
+    """Policy that returns its process id with each action."""
+
     def act(self, observations: Any, carry: Any) -> Action:
         return Action(zeros(observations), {"pid": np.full(len(observations), os.getpid())}, carry)
 
@@ -133,7 +135,7 @@ class Pids(Policy):
 pids = Pids()
 
 
-def test_what_does_not_fit_is_said_before_a_process_starts() -> None:
+def test_invalid_options_are_refused_before_a_process_starts() -> None:
     with pytest.raises(
         ConfigurationError, match="must be at most the number of sub-environments of a worker, 2, got 4"
     ):
@@ -148,7 +150,7 @@ def test_what_does_not_fit_is_said_before_a_process_starts() -> None:
         WorkerOptions(step_workers=2, on_env_error="restart_env")
 
 
-def test_sub_environments_that_are_elsewhere_cannot_be_asked() -> None:
+def test_get_attr_with_step_workers_is_refused() -> None:
     with (
         AsyncWorkerPool("CartPole-v1", lean, num_envs=2, num_workers=1, workers=WorkerOptions(step_workers=2)) as pool,
         pytest.raises(ConfigurationError, match="get_attr cannot be used with step_workers"),
@@ -171,7 +173,9 @@ def test_an_environment_that_raises_is_named_and_ends_the_pool() -> None:
 
 
 @pytest.mark.more
-def test_a_step_that_hangs_is_cut_and_the_worker_that_acts_goes_on(tmp_path: Path, warnings_are_expected: None) -> None:
+def test_a_step_that_hangs_is_aborted_and_the_acting_worker_continues(
+    tmp_path: Path, warnings_are_expected: None
+) -> None:
     hangs = functools.partial(Acting, 1, lambda env: taken(tmp_path / "hang") and signal.pause())
     makers = [*ledgers(1), hangs]
     options = WorkerOptions(step_workers=2, step_timeout_s=20.0)

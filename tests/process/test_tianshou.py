@@ -1,4 +1,4 @@
-"""Tianshou's collectors step what our workers have, and find what they find in Tianshou's own vector env."""
+"""Check that ``ParallelVenv`` returns to Tianshou exactly what Tianshou's own ``DummyVectorEnv`` returns."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ tianshou, adapter = Late("tianshou.env"), Late("parenv.adapters.tianshou")
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("tianshou") is None, reason="needs pip install tianshou"),
     pytest.mark.more,
-    # Of Tianshou and of what it brings.
+    # Tianshou and its dependencies emit warnings.
     pytest.mark.filterwarnings("ignore"),
 ]
 
 
 class Told(gym.Wrapper[Any, Any, Any, Any]):
-    """Says in its infos what has been done, and has an attribute."""
+    """Wrapper with an attribute, which returns the action in its infos."""
 
     level = 1
 
@@ -63,7 +63,7 @@ def equal(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("factory", [make, make_nested])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_traces_are_those_of_tianshous_own_vector_env(factory: Any, num_workers: int) -> None:
+def test_traces_equal_those_of_tianshous_own_vector_env(factory: Any, num_workers: int) -> None:
     ours, theirs = adapter.ParallelVenv([factory] * 5, num_workers=num_workers), tianshou.DummyVectorEnv([factory] * 5)
     chance, ends = np.random.default_rng(0), 0
     try:
@@ -89,7 +89,7 @@ def test_traces_are_those_of_tianshous_own_vector_env(factory: Any, num_workers:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_action_spaces_are_one_for_each_environment_and_seeded_as_tianshou_does(num_workers: int) -> None:
+def test_each_environment_has_an_action_space_seeded_as_by_tianshou(num_workers: int) -> None:
     factories = [lambda: gym.make("Pendulum-v1")] * 3
     ours, theirs = adapter.ParallelVenv(factories, num_workers=num_workers), tianshou.DummyVectorEnv(factories)
     try:
@@ -106,7 +106,7 @@ def test_action_spaces_are_one_for_each_environment_and_seeded_as_tianshou_does(
 
 
 class Starts(gym.Env[Any, Any]):
-    """Observes which options it was reset with."""
+    """Environment whose observation shows the options of its reset."""
 
     observation_space, action_space = spaces.Box(-9, 9, (1,)), spaces.Discrete(2)
 
@@ -221,6 +221,6 @@ def test_it_takes_at_most_one_worker_per_environment() -> None:
     envs.close()
 
 
-def test_what_tianshou_has_not_is_refused() -> None:
+def test_tuple_observations_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="observations must not be a Tuple"):
         adapter.ParallelVenv([InTuples], num_workers=1)

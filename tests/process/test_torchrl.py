@@ -1,4 +1,4 @@
-"""Rollouts in TorchRL's layout, its actors in pools, and a pool where its trainers want a collector."""
+"""Check the adapters for TorchRL: rollouts as TensorDicts, actors as policies, and a pool as a collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ modules, objectives, objectives_value = (
 adapter = Late("parenv.adapters.torchrl")
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="needs parenv[torchrl]"),
-    # TorchRL warns of what its own next version changes.
+    # TorchRL emits deprecation warnings about itself.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -46,7 +46,7 @@ def make_pool(actor: Any, **more: Any) -> AsyncWorkerPool:
 
 
 def layout(data: Any) -> Any:
-    """Of entries that a collector has and a rollout can have, and of the whole."""
+    """Return the batch size, the names of dimensions, and the shape and dtype of each entry."""
     keys = [key for key in data.keys(True, True) if key != "policy_version"]
     return data.batch_size, data.names, {key: (data[key].shape, data[key].dtype) for key in keys}
 
@@ -65,8 +65,8 @@ def layout_of_a_collector() -> Any:
 
 
 @pytest.mark.more
-def test_the_layout_is_that_of_a_collector_of_torchrl() -> None:
-    wanted = layout_of_a_collector()  # Alone: TorchRL keeps the frames in which it makes environments.
+def test_the_layout_equals_that_of_a_collector_of_torchrl() -> None:
+    wanted = layout_of_a_collector()  # TorchRL keeps the frames that make environments, so no pool is in them.
     assert wanted == layout_of_a_rollout()
 
 
@@ -109,7 +109,7 @@ def test_slices_of_a_replay_buffer_never_join_sub_environments_or_rollouts() -> 
 
 
 @pytest.mark.more
-def test_tensors_of_a_rollout_do_as_well_as_arrays() -> None:
+def test_a_rollout_of_tensors_has_the_same_tensordict() -> None:
     with make_pool(make_actor()) as pool:
         rollout = next(pool.rollouts())
     one, other = rollout.to_tensordict(), rollout.to("cpu").to_tensordict()
@@ -153,7 +153,7 @@ def test_nested_observations_extras_and_infos_have_their_keys() -> None:
     assert data["infos", "fuel"].tolist() == [[0.5] * 3] * 2
 
 
-def test_what_does_not_fit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_data_that_does_not_fit_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with AsyncWorkerPool(Rich, Extras(action=1), num_workers=0, rollout_length=3) as pool:
         rollout = next(pool.rollouts())
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.more
-def test_gae_of_torchrl_computes_what_ours_does() -> None:
+def test_gae_of_torchrl_equals_ours() -> None:
     critic = modules.ValueOperator(torch.nn.Linear(4, 1), ["observation"])
     advantages = objectives_value.GAE(gamma=0.9, lmbda=0.8, value_network=critic, average_gae=False)
     with make_pool(make_actor(), rollout_length=64) as pool:
@@ -216,7 +216,7 @@ def test_clip_ppo_loss_has_a_ratio_of_one_for_the_version_that_acted_and_trains(
             pool.publish(actor)
 
 
-def test_an_actor_acts_by_its_mode_where_it_is_evaluated() -> None:
+def test_an_actor_uses_its_mode_in_evaluations() -> None:
     actor = make_actor()
     policy = adapter.TensorDictPolicy(actor)
     observations = torch.randn(64, 4)
@@ -229,7 +229,7 @@ def test_an_actor_acts_by_its_mode_where_it_is_evaluated() -> None:
 
 
 @pytest.mark.more
-def test_a_pool_trains_under_a_trainer_of_torchrl() -> None:
+def test_a_pool_works_with_a_trainer_of_torchrl() -> None:
     from torchrl.trainers import BatchSubSampler, Trainer, UpdateWeights
 
     actor, critic = make_actor(), modules.ValueOperator(torch.nn.Linear(4, 1), ["observation"])
@@ -259,7 +259,7 @@ def test_a_pool_trains_under_a_trainer_of_torchrl() -> None:
 
 
 @pytest.mark.more
-def test_a_collector_publishes_what_it_is_given_and_goes_on_from_a_state() -> None:
+def test_a_collector_publishes_weights_and_continues_from_a_state() -> None:
     actor = make_actor()
     with make_pool(actor) as pool:
         collector = adapter.PoolCollector(pool, actor)
@@ -304,13 +304,13 @@ def test_a_collector_publishes_what_it_is_given_and_goes_on_from_a_state() -> No
         (lambda: adapter.PoolCollector("CartPole-v1", None), "needs an AsyncWorkerPool"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_actor_or_no_pool_is_refused(make: Any, message: str) -> None:
+def test_invalid_actors_and_pools_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
 
 
 @pytest.mark.more
-def test_a_collector_ends_where_it_was_told_to() -> None:
+def test_a_collector_ends_after_total_frames() -> None:
     with make_pool(make_actor()) as pool:
         with pytest.raises(ConfigurationError, match="total_frames"):
             adapter.PoolCollector(pool, None, total_frames=0)

@@ -1,4 +1,4 @@
-"""The timeline of a pool: pieces of everybody's time that do not overlap and fill it."""
+"""Check that the events in the trace of a pool do not overlap and cover the time of each process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parenv.testing import LedgerEnv
 
 
 def pieces(path: Path) -> dict[str, list[Any]]:
-    """Events by track, in the order of their beginnings; the tracks have names."""
+    """Return the events of each track by name, sorted by their start times."""
     events = json.loads(path.read_text())
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     tracks: dict[str, list[Any]] = {name: [] for name in names.values()}
@@ -32,7 +32,7 @@ def pieces(path: Path) -> dict[str, list[Any]]:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_timeline_says_who_did_what_when_without_overlaps(mode: Any, num_workers: int, tmp_path: Path) -> None:
+def test_events_do_not_overlap_and_cover_the_run(mode: Any, num_workers: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with AsyncWorkerPool(
         lambda: slow(0, 1e-3), zeros, num_envs=2, num_workers=num_workers, mode=mode, rollout_length=10
@@ -49,7 +49,7 @@ def test_a_timeline_says_who_did_what_when_without_overlaps(mode: Any, num_worke
     by_workers = [track for name, track in tracks.items() if name != "driver"]
     for track in by_workers:
         for one, following in itertools.pairwise(track):
-            # A viewer counts whole nanoseconds, and cuts off what is left of them.
+            # A viewer truncates times to whole nanoseconds.
             assert int(1000 * one["ts"]) + int(1000 * one["dur"]) <= int(1000 * following["ts"])
         assert {event["name"] for event in track} == {"wait", "act", "env", "commit"}
         assert sum(event["dur"] for event in track if event["name"] == "env") >= 1e3 * 10 * sum(
@@ -64,7 +64,7 @@ def test_a_timeline_says_who_did_what_when_without_overlaps(mode: Any, num_worke
 
 
 @pytest.mark.more
-def test_gradients_have_a_piece_for_learning_on_the_worker_and_an_unfinished_file_can_be_read(
+def test_gradients_have_events_for_learning_and_an_unfinished_file_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("parenv.records.trace.FLUSH_S", 0.0)

@@ -1,4 +1,4 @@
-"""A recurrent network that is run over a rollout again does what it did while it acted."""
+"""Check that ``unroll`` recomputes the outputs and carries that a recurrent policy had while it acted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def short() -> Any:
 
 
 class Agent(torch.nn.Module):
-    """Two memories, nested, that begin with ones."""
+    """Recurrent module with a nested carry of two parts, which are initially ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_outputs_and_carries_are_those_of_the_policy_while_it_acted(make: Any) -> None:
+def test_unrolled_outputs_and_carries_equal_the_recorded_ones(make: Any) -> None:
     agent, ends = Agent(), 0
     policy = TorchPolicy(agent, "act", ("actions", "a", "b", "carry"))
     with AsyncWorkerPool(make, policy, num_envs=2, num_workers=1, mode="sync", rollout_length=16) as pool:

@@ -1,4 +1,4 @@
-"""Vector envs in pools: whichever autoreset mode they have, the same transitions come of the same environments."""
+"""Check that a pool of vector envs returns the same transitions in every autoreset mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ledgers(mode: AutoresetMode) -> Any:
 
 
 def by_env_id(autoreset_mode: AutoresetMode, **options: Any) -> dict[int, list[Any]]:
-    """The first transitions of each sub-environment."""
+    """Return the first 30 transitions of each sub-environment."""
     found: dict[int, list[Any]] = {i: [] for i in range(B)}
     with AsyncWorkerPool(lambda: ledgers(autoreset_mode), zeros, rollout_length=7, **options) as pool:
         for rollout in pool.rollouts(Stop(env_steps=40 * B)):
@@ -47,7 +47,7 @@ def test_the_transitions_are_the_same_in_every_mode(pool_mode: Any, num_workers:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("pool_mode", ["sync", "async"])
-def test_counts_and_episodes_leave_out_what_only_resets(pool_mode: Any, mode: AutoresetMode) -> None:
+def test_counts_and_episodes_leave_out_reset_steps(pool_mode: Any, mode: AutoresetMode) -> None:
     returned: list[float] = []
     with AsyncWorkerPool(lambda: ledgers(mode), zeros, num_workers=2, mode=pool_mode, rollout_length=9) as pool:
         env_steps, episodes = 0, 0
@@ -69,6 +69,7 @@ def test_counts_and_episodes_leave_out_what_only_resets(pool_mode: Any, mode: Au
 
 
 def summed(env_id: int, episode: int) -> float:
+    """Return the return of an episode of a ledger."""
     env, total, ended = LedgerEnv(env_id), 0.0, False
     for _ in range(episode + 1):
         env.reset()
@@ -79,7 +80,7 @@ def summed(env_id: int, episode: int) -> float:
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_the_carry_begins_anew_with_each_episode_in_every_mode(mode: AutoresetMode) -> None:
+def test_the_carry_is_reset_with_each_episode_in_every_mode(mode: AutoresetMode) -> None:
     with AsyncWorkerPool(lambda: ledgers(mode), Counter(), num_workers=1, rollout_length=5) as pool:
         for rollout in pool.rollouts(Stop(env_steps=150)):
             expected = 10 + rollout.observations[..., 2]
@@ -126,7 +127,7 @@ def test_gradients_count_transitions_only(pool_mode: Any) -> None:
         assert gradient.metrics["kept"] == per_worker < gradient.metrics["all"] == 8 * B
 
 
-def test_a_gradient_of_rows_that_may_be_resets_only_is_refused() -> None:
+def test_gradients_of_rollouts_that_may_contain_only_reset_steps_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="rollout_length must be at least 2 with gradients"):
         AsyncWorkerPool(
             lambda: ledgers(AutoresetMode.NEXT_STEP),
@@ -159,14 +160,14 @@ def native(num_envs: int = 8) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_gymnasiums_own_cartpole_goes_into_a_pool_as_it_is(num_workers: int) -> None:
+def test_a_pool_takes_gymnasiums_vectorized_cartpole(num_workers: int) -> None:
     def lean(observations: Any) -> Any:
         return (observations[:, 2] > 0).astype(np.int64)
 
     with AsyncWorkerPool(native, lean, num_workers=num_workers, mode="sync", rollout_length=64) as pool:
         for rollout in pool.rollouts(Stop(episodes=30)):
             assert (rollout.rewards == rollout.valid).all()
-            # A final observation is beyond the limits, and is the next observation of the step that ended there.
+            # The next observation of a terminated step is the final observation, which is outside the limits.
             finals = rollout.next_observations()[rollout.terminated]
             assert ((abs(finals[:, 2]) > 0.2) | (abs(finals[:, 0]) > 2.3)).all()
             assert (abs(rollout.observations[rollout.valid][:, 2]) < 0.21).all()
@@ -175,7 +176,7 @@ def test_gymnasiums_own_cartpole_goes_into_a_pool_as_it_is(num_workers: int) -> 
         assert pool.statistics().mean_length > 8
 
 
-def test_a_worker_that_dies_loses_no_more_than_what_was_under_way(warnings_are_expected: None) -> None:
+def test_a_worker_that_dies_loses_only_the_rollout_in_progress(warnings_are_expected: None) -> None:
     class Dying(OwnVectorEnv):
         steps = 0
 
