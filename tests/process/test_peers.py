@@ -39,9 +39,7 @@ def counted(path: Path) -> Callable[[], Any]:
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("kind", "package"), KINDS.items())
-def test_a_peer_steps_every_sub_environment_once_and_resets_what_has_ended(
-    kind: str, package: str, tmp_path: Path
-) -> None:
+def test_a_peer_steps_every_sub_environment_once_and_resets_ended_ones(kind: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     in_process, make = next((in_process, make) for name, in_process, make in vector_peers("fork") if name == kind)
     envs = make([counted(tmp_path / "steps")] * 2)

@@ -260,7 +260,7 @@ def test_a_released_version_makes_room_when_no_episode_uses_it() -> None:
 
 
 def test_a_policy_without_a_module_can_be_frozen_too() -> None:
-    class Says(Policy):
+    class Numbered(Policy):
         """Policy that returns its number with each action."""
 
         def __init__(self, number: int) -> None:
@@ -269,7 +269,7 @@ def test_a_policy_without_a_module_can_be_frozen_too() -> None:
         def act(self, observations: Any, carry: Any) -> Action:
             return Action(act(observations), {"number": np.full(len(observations), self.number)})
 
-    with named_pool(3, hen=Says(0), fox=Says(0), policy_of=opponents, num_workers=1, rollout_length=4) as pool:
+    with named_pool(3, hen=Numbered(0), fox=Numbered(0), policy_of=opponents, num_workers=1, rollout_length=4) as pool:
         past: list[str] = []
         names: set[str] = set()
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=600)), start=1):
@@ -278,7 +278,7 @@ def test_a_policy_without_a_module_can_be_frozen_too() -> None:
                 assert (rows.extras["number"][rows.alive] == rows.policy_version).all(), name
             if number in (1, 5):
                 past.append(pool.freeze("hen"))
-            pool.publish({"hen": Says(number)}, past=past)
+            pool.publish({"hen": Numbered(number)}, past=past)
     assert {"hen", "hen@0", "hen@4"} <= names
 
 
@@ -777,7 +777,7 @@ class Stranger(Scripted):
         return False
 
 
-class Nobody(Scripted):
+class NoAgents(Scripted):
     def _there(self) -> list[str]:
         return []
 
@@ -787,7 +787,7 @@ class Nobody(Scripted):
     [
         (Silent, "for every agent that acted, but agent 'hen_0' of env_id 0 is missing"),
         (Stranger, "possible_agents must contain every agent, but env_id 0 has the agent 'dog_0'"),
-        (Nobody, "must leave at least one agent, but env_id 0 has none"),
+        (NoAgents, "must leave at least one agent, but env_id 0 has none"),
     ],
 )
 def test_an_environment_that_violates_the_agent_api_is_an_error(kind: Any, message: str) -> None:

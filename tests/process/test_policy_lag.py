@@ -34,7 +34,7 @@ def test_the_bound_on_the_lag_holds_with_a_straggler_and_nothing_is_dropped(max_
     assert max(statistics.policy_lag) <= max_policy_lag
 
 
-def test_without_a_bound_nobody_waits_for_the_straggler() -> None:
+def test_without_a_bound_other_workers_do_not_wait_for_the_straggler() -> None:
     with AsyncWorkerPool(one_straggler(3), zeros, num_workers=3, rollout_length=10) as pool:
         came_from = [rollout.worker for rollout in pool.rollouts(Stop(env_steps=10 * 60))]
     assert came_from.count(0) < 20

@@ -132,7 +132,7 @@ def test_without_a_restart_policy_a_death_ends_the_pool() -> None:
         assert pool.closed
 
 
-def test_a_call_that_kills_its_worker_is_an_error_and_the_pool_goes_on() -> None:
+def test_a_call_that_kills_its_worker_is_an_error_and_the_pool_stays_usable() -> None:
     factories = [functools.partial(Acting, env_id) for env_id in range(2)]
     with AsyncWorkerPool(factories, zeros, num_workers=2, mode="sync", rollout_length=4, workers=OFTEN) as pool:
         next(pool.rollouts())

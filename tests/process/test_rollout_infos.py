@@ -257,7 +257,7 @@ def test_a_replaced_sub_environment_has_its_own_mask(warnings_are_expected: None
         assert pool.statistics().env_restarts > 0
 
 
-def test_a_restarted_worker_goes_on_with_infos(warnings_are_expected: None) -> None:
+def test_a_restarted_worker_returns_infos(warnings_are_expected: None) -> None:
     class Failing(Masked):
         fails_at = 30
 

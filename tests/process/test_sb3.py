@@ -72,7 +72,7 @@ class Talkative(gym.Env[Any, Any]):
     def add(self, number: int, *, twice: bool = False) -> int:
         return self.level + number * (2 if twice else 1)
 
-    def told(self) -> Any:
+    def last_options(self) -> Any:
         return self.options
 
     def secret(self) -> Any:
@@ -278,14 +278,14 @@ def test_seeds_and_options_are_used_once(num_workers: int) -> None:
     assert envs.seed(SEED) == [SEED, SEED + 1, SEED + 2]
     envs.set_options([{"goal": 1}, {}, {"goal": 3}])
     first = envs.reset()
-    assert envs.env_method("told") == [{"goal": 1}, None, {"goal": 3}]
+    assert envs.env_method("last_options") == [{"goal": 1}, None, {"goal": 3}]
     second = envs.reset()
-    assert envs.env_method("told") == [None] * N
+    assert envs.env_method("last_options") == [None] * N
     assert not np.array_equal(first["position"], second["position"])
     envs.seed(SEED)
     envs.set_options({"goal": 4})
     assert_same(envs.reset(), first)
-    assert envs.env_method("told") == [{"goal": 4}] * N
+    assert envs.env_method("last_options") == [{"goal": 4}] * N
     envs.close()
 
 

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-class Told(gym.Wrapper[Any, Any, Any, Any]):
+class ActionInInfo(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper with an attribute, which returns the action in its infos."""
 
     level = 1
@@ -45,7 +45,7 @@ class Nested(gym.ObservationWrapper[Any, Any, Any]):
 
 
 def make() -> Any:
-    return Told(gym.make("CartPole-v1", max_episode_steps=15))
+    return ActionInInfo(gym.make("CartPole-v1", max_episode_steps=15))
 
 
 def make_nested() -> Any:

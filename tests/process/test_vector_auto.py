@@ -1,4 +1,4 @@
-"""num_workers="auto": what it chooses by which measurement, and that nothing else is changed by it."""
+"""Check that ``num_workers="auto"`` and ``batch_size="auto"`` choose by measurements and change no result."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ COSTLY_S = 0.05
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And waking others takes so long that a cheap step is cheap on a busy machine, too."""
+    """Simulate two cores, and an overhead per step so high that cheap steps are cheap on a busy machine too."""
     for module in (worker_choice, vector_plan):
         monkeypatch.setattr(module, "usable_cores", lambda: 2)
     monkeypatch.setattr(worker_choice, "STEP_OVERHEAD_S", COSTLY_S)
 
 
 class Sleepy(gym.Wrapper[Any, Any, Any, Any]):
-    """A step costs so much that it is worth a worker on any machine."""
+    """Wrapper whose steps take so long that workers are worth it on any machine."""
 
     def step(self, action: Any) -> Any:
         time.sleep(COSTLY_S)
@@ -59,7 +59,7 @@ def costly() -> Any:
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize(("make", "num_workers"), [(cheap, 0), (costly, 2)])
-def test_workers_are_taken_where_steps_are_costly_and_traces_are_those_of_sync_vector_env(
+def test_only_costly_steps_have_workers_and_traces_equal_those_of_sync_vector_env(
     make: Any, num_workers: int, mode: AutoresetMode
 ) -> None:
     with (
@@ -77,7 +77,7 @@ def test_workers_are_taken_where_steps_are_costly_and_traces_are_those_of_sync_v
                 assert_same(envs.step(actions), reference.step(actions))
 
 
-def test_waking_the_workers_is_timed_and_disturbs_nobody() -> None:
+def test_waking_the_workers_is_timed_and_changes_no_result() -> None:
     with (
         contextlib.closing(ParallelVectorEnv([cheap] * N, num_workers=2)) as envs,
         contextlib.closing(SyncVectorEnv([cheap] * N)) as reference,
@@ -101,17 +101,17 @@ def test_a_worker_that_does_not_wake_up_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("waking_s", "pays"), [(20e-6, True), (90e-6, False)])
-def test_workers_pay_later_where_waking_them_takes_longer(waking_s: float, pays: bool) -> None:
+def test_workers_need_costlier_steps_if_waking_them_takes_longer(waking_s: float, pays: bool) -> None:
     assert worker_choice.parallel_pays(5e-6, (12, 12), 2, waking_s) is pays
 
 
-def test_where_the_number_is_given_nothing_is_measured() -> None:
+def test_with_a_given_number_of_workers_nothing_is_measured() -> None:
     with contextlib.closing(ParallelVectorEnv([cheap] * N, num_workers=1)) as envs:
         assert envs.measured_step_s is None
 
 
 class Clocked(gym.Env[Any, Any]):
-    """Counts what is done with all of its kind, and draws from every random generator there is."""
+    """Environment with a simulated clock, which counts the calls of all instances and draws from global generators."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(3)
@@ -137,17 +137,17 @@ class Clocked(gym.Env[Any, Any]):
 
 @pytest.fixture
 def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time passes only in the steps of :class:`Clocked`."""
+    """Replace the clock of the measurement, so that time passes only in steps of :class:`Clocked`."""
     Clocked.counts = dict.fromkeys(("made", "steps", "closed"), 0)
     monkeypatch.setattr(step_cost, "time", types.SimpleNamespace(perf_counter=lambda: Clocked.now))
 
 
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize(("step_s", "steps"), [(1e-3, 50), (4e-3, 20), (0.3, 4), (30.0, 1)])
-def test_what_a_step_costs_is_measured_in_a_second_or_in_one_step(step_s: float, steps: int) -> None:
+def test_the_cost_of_a_step_is_measured_in_a_second_or_in_one_step(step_s: float, steps: int) -> None:
     with contextlib.closing(ParallelVectorEnv([lambda: Clocked(step_s)] * N, num_workers=0)) as envs:
         assert envs._session.measured_step(1.0).step_s == pytest.approx(step_s)
-        assert abs(Clocked.counts["steps"] - steps) <= 1  # Sums of floats.
+        assert abs(Clocked.counts["steps"] - steps) <= 1  # The clock is a sum of floats.
 
 
 def random_states() -> list[Any]:
@@ -155,7 +155,7 @@ def random_states() -> list[Any]:
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_a_measurement_leaves_environments_and_random_states_as_they_were() -> None:
+def test_a_measurement_changes_no_environment_and_no_random_state() -> None:
     with contextlib.closing(ParallelVectorEnv([lambda: Clocked(1e-3)] * N, num_workers=0)) as envs:
         Clocked.action_space.seed(5)
         before = random_states()
@@ -165,14 +165,14 @@ def test_a_measurement_leaves_environments_and_random_states_as_they_were() -> N
 
 
 class Strict(gym.Wrapper[Any, Any, Any, Any]):
-    """Does not take just any action."""
+    """Wrapper that raises an error in every step."""
 
     def step(self, action: Any) -> Any:
         raise LookupError("an illegal move")
 
 
 class Deadly(gym.Wrapper[Any, Any, Any, Any]):
-    """Does not survive just any action."""
+    """Wrapper that ends its process in every step."""
 
     def step(self, action: Any) -> Any:
         os._exit(3)
@@ -182,7 +182,7 @@ class Deadly(gym.Wrapper[Any, Any, Any, Any]):
 @pytest.mark.parametrize(
     ("kind", "why"), [(Strict, "LookupError: an illegal move"), (Deadly, "WorkerDiedError: worker 0")]
 )
-def test_where_an_environment_cannot_be_measured_there_is_one_worker_per_core_and_a_warning(
+def test_without_a_measurement_there_is_one_worker_per_core_and_a_warning(
     kind: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("parenv.vector.vector_plan.usable_cores", lambda: 2)

@@ -1,4 +1,4 @@
-"""What ParallelVectorEnv promises beside real environments' traces: spaces, infos, errors, states, send and recv."""
+"""Check the contract of ``ParallelVectorEnv``: spaces, infos, actions, errors, pending calls, send and recv."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ ALL_MODES = pytest.mark.parametrize("mode", list(AutoresetMode))
 
 
 class Custom(spaces.Space[Any]):
+    """Space of a custom class."""
+
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
         return {"anything": int(self.np_random.integers(9))}
 
@@ -51,14 +53,22 @@ class Custom(spaces.Space[Any]):
 
 
 class Even(spaces.Discrete):
-    """Samples in a way of its own."""
+    """Discrete space that samples only even numbers."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
         return super().sample() // 2 * 2
 
 
 class Talker(gym.Env[Any, Any]):
-    """Samples its observations, says what a function of ``(env_id, step)`` says, and ends every few steps."""
+    """Environment with episodes of about four steps, and with the observations and infos of given functions.
+
+    Args:
+        env_id: Number of the environment.
+        observed: Observation space.
+        acted: Action space.
+        says: Function ``(env_id, step) -> info``.
+        observes: Function ``(env_id, step) -> observation``. Default: samples of the space.
+    """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
@@ -105,7 +115,7 @@ class Talker(gym.Env[Any, Any]):
     def secret(self) -> Any:
         return object()
 
-    def told(self) -> tuple[str, dict[str, Any]]:
+    def last_options(self) -> tuple[str, dict[str, Any]]:
         return type(self.options).__name__, dict(self.options)
 
     def _observation(self) -> Any:
@@ -124,7 +134,7 @@ def parallel(env_fns: Any, **kwargs: Any) -> Any:
 
 
 def assert_as_sync(env_fns: Any, mode: Any = "NextStep", num_workers: int = 2, steps: int = 7, **kwargs: Any) -> None:
-    """The same calls, the same results."""
+    """Check that the same calls return the same results as with ``SyncVectorEnv``."""
     with (
         parallel(env_fns, autoreset_mode=mode, num_workers=num_workers, **kwargs) as envs,
         contextlib.closing(SyncVectorEnv(env_fns, autoreset_mode=mode, **kwargs)) as reference,
@@ -197,7 +207,7 @@ def test_empty_parts_of_observations_are_empty_as_by_sync_vector_env(
     assert_as_sync(talkers(observed=EMPTY[name]), mode, num_workers)
 
 
-def test_rows_that_are_received_have_empty_parts_too() -> None:
+def test_received_rows_have_empty_parts() -> None:
     with parallel(talkers(observed=EMPTY["Dict in a Dict"]), num_workers=2, batch_size=2) as envs:
         envs.reset(seed=0)
         envs.send(np.zeros(N, np.int64))
@@ -207,7 +217,7 @@ def test_rows_that_are_received_have_empty_parts_too() -> None:
 
 @INLINE_OR_NOT
 @pytest.mark.parametrize("role", ["observed", "acted"])
-def test_keys_of_dict_spaces_that_are_no_strings_are_refused(role: str, num_workers: int) -> None:
+def test_keys_of_dict_spaces_that_are_not_strings_are_refused(role: str, num_workers: int) -> None:
     spoken: Any = {role: spaces.Dict({1: BOX, 2: spaces.Discrete(3)})}
     with pytest.raises(ConfigurationError, match=r"keys of a Dict space must be strings, got 1. Rename the key in"):
         ParallelVectorEnv(talkers(**spoken), num_workers=num_workers)
@@ -231,7 +241,7 @@ CUSTOM: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CUSTOM)
-def test_in_process_the_spaces_are_those_of_the_environments(name: str) -> None:
+def test_without_workers_the_spaces_are_those_of_the_environments(name: str) -> None:
     makers = talkers(observed=CUSTOM[name], acted=CUSTOM[name])
     with parallel(makers, num_workers=0) as envs, contextlib.closing(SyncVectorEnv(makers)) as reference:
         for each in (envs, reference):
@@ -246,7 +256,7 @@ def test_in_process_the_spaces_are_those_of_the_environments(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["custom", "in a dict", "in a tuple"])
-def test_with_workers_a_custom_space_cannot_be_sampled_and_the_error_says_what_can_be_done(name: str) -> None:
+def test_with_workers_sampling_a_custom_space_is_an_error_with_a_remedy(name: str) -> None:
     makers = talkers(acted=CUSTOM[name])
     with parallel(makers, num_workers=2) as envs, contextlib.closing(SyncVectorEnv(makers)) as reference:
         envs.action_space.seed(5)
@@ -260,7 +270,7 @@ def test_with_workers_a_custom_space_cannot_be_sampled_and_the_error_says_what_c
 
 
 @INLINE_OR_NOT
-def test_what_metadata_there_is_depends_on_where_the_environments_are(num_workers: int) -> None:
+def test_metadata_that_are_not_plain_data_are_left_out_with_workers(num_workers: int) -> None:
     class Described(Talker):
         metadata: dict[str, Any] = {**Talker.metadata, "maker": Talker}  # noqa: RUF012
 
@@ -270,7 +280,7 @@ def test_what_metadata_there_is_depends_on_where_the_environments_are(num_worker
 
 
 class Reusing(Talker):
-    """Returns the same arrays again and again."""
+    """Environment that returns the same arrays in every step."""
 
     def __init__(self, env_id: int) -> None:
         super().__init__(env_id, spaces.Dict(a=spaces.Box(0, 9, (2,), np.int64), b=spaces.Box(0, 9, (), np.float32)))
@@ -283,7 +293,7 @@ class Reusing(Talker):
 
 
 @INLINE_OR_NOT
-def test_observations_that_an_environment_writes_over_are_safe(num_workers: int) -> None:
+def test_observations_of_an_environment_that_reuses_its_arrays_are_copied(num_workers: int) -> None:
     with parallel([lambda: Reusing(0)] * N, num_workers=num_workers, autoreset_mode="SameStep") as envs:
         seen = [envs.reset(seed=0)[0]]
         for step in range(1, 5):
@@ -295,7 +305,7 @@ def test_observations_that_an_environment_writes_over_are_safe(num_workers: int)
 
 
 class Resetting(Talker):
-    """Counts its resets into the buffer that it returns."""
+    """Environment that returns one buffer, filled with -1 by a reset and with the step number by a step."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -336,7 +346,7 @@ CASTS: dict[str, tuple[Any, Callable[[int, int], Any]]] = {
 @pytest.mark.parametrize("name", CASTS)
 def test_observations_of_another_dtype_are_cast_as_by_sync_vector_env(name: str) -> None:
     space, observes = CASTS[name]
-    # With a warning, where the kind of the arrays alone is that of the space.
+    # There is a warning if a dtype has only its kind in common with the space.
     warnings.simplefilter("ignore", UserWarning)
     assert_as_sync(talkers(observed=space, observes=observes), steps=3)
 
@@ -375,7 +385,7 @@ def test_an_observation_that_does_not_fit_is_an_error_that_names_the_environment
             envs.recv()
 
 
-def test_an_observation_that_does_not_fit_is_refused_on_rows_that_are_not_adjacent_too() -> None:
+def test_an_observation_that_does_not_fit_is_refused_in_rows_that_are_not_adjacent() -> None:
     space = spaces.Box(-9, 9, (2, 4))
     with parallel(
         talkers(observed=space, observes=lambda *_: np.zeros((2, 2, 2), "f4")), num_workers=1, batch_size=2
@@ -384,7 +394,7 @@ def test_an_observation_that_does_not_fit_is_refused_on_rows_that_are_not_adjace
             envs.reset(seed=0)
         envs.send(np.zeros(2, np.int64), [0, 2])
         refused: list[BaseException] = []
-        while len(refused) < 2:  # At once or one after the other, as they come.
+        while len(refused) < 2:  # The errors may arrive together or one after the other.
             with pytest.raises(ObservationError) as caught:
                 envs.recv(batch_size=1)
             cause = caught.value.__cause__
@@ -393,7 +403,7 @@ def test_an_observation_that_does_not_fit_is_refused_on_rows_that_are_not_adjace
 
 
 def group_of(error: BaseException) -> tuple[BaseException, ...]:
-    """The errors of all sub-environments, of which this is one."""
+    """Return the errors of all sub-environments, which are the cause of an error."""
     assert isinstance(error.__cause__, BaseExceptionGroup)
     return error.__cause__.exceptions
 
@@ -426,7 +436,7 @@ INFOS: dict[str, Callable[[int, int], Any]] = {
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "mode"), one_in(2, INFOS, AutoresetMode))
-def test_infos_of_every_kind_are_those_of_sync_vector_env(name: str, mode: AutoresetMode) -> None:
+def test_infos_of_every_kind_equal_those_of_sync_vector_env(name: str, mode: AutoresetMode) -> None:
     assert_as_sync(talkers(says=INFOS[name]), mode, num_workers=(1, 2, 0)[list(AutoresetMode).index(mode)])
 
 
@@ -434,7 +444,7 @@ def thing(env_id: int, step: int) -> Any:
     return {"x": 1, "thing": object()} if (env_id, step) == (1, 1) else {"x": 2}
 
 
-def test_an_info_that_is_not_data_is_an_error_that_names_it_if_the_user_says_so() -> None:
+def test_with_strict_infos_an_info_that_is_not_plain_data_is_an_error() -> None:
     with parallel(talkers(says=thing), num_workers=2, strict_infos=True) as envs:
         envs.reset(seed=0)
         with pytest.raises(NotDataError, match=r"infos\['thing'\] is a builtins.object \(env_id 1\)"):
@@ -442,7 +452,7 @@ def test_an_info_that_is_not_data_is_an_error_that_names_it_if_the_user_says_so(
         assert envs.step(np.zeros(N, np.int64))[4]["x"].tolist() == [2] * N
 
 
-def test_any_info_will_do_in_process() -> None:
+def test_without_workers_an_info_may_be_any_object() -> None:
     with parallel(talkers(says=thing), num_workers=0) as envs:
         envs.reset(seed=0)
         infos = envs.step(np.zeros(N, np.int64))[4]
@@ -466,7 +476,7 @@ def test_any_info_will_do_in_process() -> None:
     ],
     ids=str,
 )
-def test_actions_of_another_dtype_arrive_as_they_are(space: Any, actions: Any, num_workers: int) -> None:
+def test_actions_of_another_dtype_arrive_unchanged(space: Any, actions: Any, num_workers: int) -> None:
     warnings.simplefilter("ignore", UserWarning)
     with (
         parallel(talkers(acted=space), num_workers=num_workers) as envs,
@@ -481,7 +491,7 @@ def test_actions_of_another_dtype_arrive_as_they_are(space: Any, actions: Any, n
 
 
 @INLINE_OR_NOT
-def test_a_list_of_actions_is_as_good_as_an_array(num_workers: int) -> None:
+def test_actions_may_be_a_list(num_workers: int) -> None:
     with parallel(talkers(), num_workers=num_workers) as envs:
         envs.reset(seed=0)
         envs.step([0, 1, 2])
@@ -491,7 +501,7 @@ def test_a_list_of_actions_is_as_good_as_an_array(num_workers: int) -> None:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-def test_a_tensor_of_actions_is_as_good_as_an_array(dtype: torch.dtype, num_workers: int) -> None:
+def test_actions_may_be_a_tensor(dtype: torch.dtype, num_workers: int) -> None:
     actions = torch.tensor([0, 1, 2], dtype=dtype)
     with parallel(talkers(), num_workers=num_workers) as envs:
         envs.reset(seed=0)
@@ -506,7 +516,7 @@ TENSORS = {"graph": torch.zeros(N, 2, requires_grad=True), "bfloat16": torch.zer
 @INLINE_OR_NOT
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
-def test_a_tensor_that_is_no_array_is_refused_and_nothing_is_stepped(
+def test_a_tensor_that_numpy_cannot_read_is_refused_and_nothing_is_stepped(
     tensor: torch.Tensor, nested: bool, num_workers: int
 ) -> None:
     box = spaces.Box(-1, 1, (2,), np.float32)
@@ -581,7 +591,9 @@ def test_whole_floats_for_integer_spaces_reach_environments_as_by_sync_vector_en
 
 @INLINE_OR_NOT
 @pytest.mark.parametrize("wrong", [0.5, np.nan, 300.0, -1.0])
-def test_floats_that_are_no_such_integers_are_refused_and_nothing_is_stepped(wrong: float, num_workers: int) -> None:
+def test_floats_that_do_not_fit_integer_spaces_are_refused_and_nothing_is_stepped(
+    wrong: float, num_workers: int
+) -> None:
     with parallel(talkers(acted=FLOATS["integer box"][0]), num_workers=num_workers) as envs:
         envs.reset(seed=0)
         with pytest.raises(ConfigurationError, match="do not fit their space: float64 cannot be cast to uint8"):
@@ -589,7 +601,7 @@ def test_floats_that_are_no_such_integers_are_refused_and_nothing_is_stepped(wro
         assert envs.get_attr("actions") == ([],) * N
 
 
-# Which spaces go together.
+# Combinations of spaces.
 
 
 def boxes(*highs: float, dtype: Any = np.float32, shape: Any = (2,)) -> list[Any]:
@@ -632,7 +644,7 @@ def test_the_keys_of_dict_spaces_may_have_another_order_in_each_worker(num_worke
 
 @pytest.mark.skipif("sort_keys" not in inspect.signature(spaces.Dict).parameters, reason="Dict always sorts its keys")
 @INLINE_OR_NOT
-def test_keys_of_dict_spaces_that_are_not_to_be_sorted_keep_their_order(num_workers: int) -> None:
+def test_unsorted_keys_of_dict_spaces_keep_their_order(num_workers: int) -> None:
     space = spaces.Dict({"b": spaces.Discrete(9), "a": BOX}, sort_keys=False)
     assert_as_sync(talkers(observed=space, acted=space), num_workers=num_workers)
     with parallel(talkers(observed=space), num_workers=num_workers) as envs:
@@ -640,7 +652,7 @@ def test_keys_of_dict_spaces_that_are_not_to_be_sorted_keep_their_order(num_work
 
 
 @INLINE_OR_NOT
-def test_spaces_that_gymnasium_calls_equal_go_together(num_workers: int) -> None:
+def test_spaces_that_are_equal_in_gymnasium_can_be_combined(num_workers: int) -> None:
     keys = [functools.partial(Talker, i, keyed(keys), keyed(keys)) for i, keys in enumerate(("ab", "ba", "ba"))]
     assert_as_sync(keys, num_workers=num_workers)
     assert_as_sync(boxes(1.0, 1.0 + 1e-9, dtype=np.float64), num_workers=num_workers)
@@ -666,7 +678,7 @@ def test_spaces_that_are_seeded_are_sampled_as_by_sync_vector_env(name: str, num
                 assert_same(getattr(envs, space).sample(), getattr(reference, space).sample(), where=space)
 
 
-def test_an_observation_mode_that_is_none_is_refused() -> None:
+def test_an_invalid_observation_mode_is_refused() -> None:
     said = (
         "^Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation space, "
         "actual got equal"
@@ -681,7 +693,7 @@ def test_an_observation_mode_that_is_none_is_refused() -> None:
 
 
 @INLINE_OR_NOT
-def test_what_is_called_out_of_turn_says_so_as_gymnasium_does(num_workers: int) -> None:
+def test_calls_in_the_wrong_state_raise_the_errors_of_gymnasium(num_workers: int) -> None:
     actions = np.zeros(N, np.int64)
     envs = ParallelVectorEnv(talkers(), num_workers=num_workers)
     waits = {"reset": envs.reset_wait, "step": envs.step_wait, "call": envs.call_wait}
@@ -710,7 +722,7 @@ def test_what_is_called_out_of_turn_says_so_as_gymnasium_does(num_workers: int) 
 
 
 class Stuck(Talker):
-    """Waits for an event in what it is told to wait in, once."""
+    """Environment that blocks once, in the given method and with env_id 1, until a named pipe is closed."""
 
     def __init__(self, env_id: int, event: Any, where: str) -> None:
         super().__init__(env_id)
@@ -739,7 +751,7 @@ class Stuck(Talker):
 
 @pytest.fixture
 def gate(tmp_path: Any) -> Any:
-    """A named pipe: whoever reads it waits until it was opened for writing and closed again."""
+    """Return the path of a named pipe. A reader waits until the pipe has been opened for writing and closed."""
     path = str(tmp_path / "gate")
     os.mkfifo(path)
     return path
@@ -753,7 +765,7 @@ def open_gate(path: str) -> None:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("where", ["step", "reset", "call"])
 @pytest.mark.parametrize("then", ["step", "reset", "reset some", "call", "send"])
-def test_after_a_wait_that_timed_out_nothing_is_stale(where: str, then: str, gate: str) -> None:
+def test_after_a_wait_that_timed_out_no_result_is_stale(where: str, then: str, gate: str) -> None:
     actions = np.zeros(N, np.int64)
     with parallel([functools.partial(Stuck, i, gate, where) for i in range(N)], num_workers=2) as envs:
         envs.reset(seed=0)
@@ -787,7 +799,7 @@ def test_after_a_wait_that_timed_out_nothing_is_stale(where: str, then: str, gat
         assert envs.step(actions)[0][:, 0].tolist() == [one + 1 for one in before]
 
 
-def test_actions_that_wait_for_a_late_step_are_those_that_were_given(gate: str) -> None:
+def test_actions_are_copied_while_a_late_step_is_pending(gate: str) -> None:
     actions = np.zeros(N, np.int64)
     with parallel([functools.partial(Stuck, i, gate, "step") for i in range(N)], num_workers=2) as envs:
         envs.reset(seed=0)
@@ -840,7 +852,7 @@ def test_calls_and_attributes_reach_every_environment(num_workers: int) -> None:
 
 
 @INLINE_OR_NOT
-def test_a_step_that_is_put_in_place_of_another_is_taken_at_once(num_workers: int) -> None:
+def test_a_replaced_step_method_is_used_at_once(num_workers: int) -> None:
     def better(action: Any) -> Any:
         return np.zeros(2, np.float32), 9.0, False, False, {}
 
@@ -854,7 +866,7 @@ def test_a_step_that_is_put_in_place_of_another_is_taken_at_once(num_workers: in
 
 
 @INLINE_OR_NOT
-def test_a_call_leaves_a_reset_that_is_due_alone(num_workers: int) -> None:
+def test_a_call_does_not_affect_a_pending_autoreset(num_workers: int) -> None:
     with parallel(talkers(), num_workers=num_workers) as envs, contextlib.closing(SyncVectorEnv(talkers())) as sync:
         for each in (envs, sync):
             each.reset(seed=0)
@@ -865,7 +877,7 @@ def test_a_call_leaves_a_reset_that_is_due_alone(num_workers: int) -> None:
 
 
 @INLINE_OR_NOT
-def test_arrays_that_come_by_message_may_be_written_to(num_workers: int) -> None:
+def test_arrays_from_messages_are_writable(num_workers: int) -> None:
     observed = spaces.Dict(sequence=spaces.Sequence(BOX, stack=True), graph=SPACES["graph"])
     makers = talkers(observed=observed, says=lambda env_id, step: {"arrays": [np.zeros(2)]})
     with parallel(makers, num_workers=num_workers) as envs:
@@ -874,7 +886,7 @@ def test_arrays_that_come_by_message_may_be_written_to(num_workers: int) -> None
         assert all(array.flags.writeable for array in arrays)
 
 
-def test_an_answer_that_is_not_data_is_refused_and_does_nothing_else() -> None:
+def test_a_result_that_is_not_plain_data_is_refused_and_the_env_stays_usable() -> None:
     with parallel(talkers(), num_workers=2) as envs:
         with pytest.raises(NotDataError) as caught:
             envs.call("secret")
@@ -895,7 +907,7 @@ def test_random_generators_and_their_seeds_are_those_of_the_environments(num_wor
 
 @pytest.mark.one_in(2)
 @INLINE_OR_NOT
-def test_without_copies_observations_are_written_over(num_workers: int) -> None:
+def test_without_copies_observations_are_overwritten(num_workers: int) -> None:
     for copied in (True, False):
         with parallel(talkers(), num_workers=num_workers, copy=copied) as envs:
             first, _ = envs.reset(seed=0)
@@ -905,7 +917,7 @@ def test_without_copies_observations_are_written_over(num_workers: int) -> None:
             assert (first == kept).all() == copied
 
 
-def test_what_async_vector_env_takes_is_taken() -> None:
+def test_arguments_of_async_vector_env_are_accepted() -> None:
     arguments: dict[str, Any] = {"context": "spawn", "daemon": False, "shared_memory": False, "max_concurrency": 2}
     with parallel(talkers(), **arguments) as envs:
         assert envs.num_workers <= 2
@@ -935,7 +947,7 @@ def test_a_wrong_mask_is_refused_as_by_sync_vector_env(mask: Any) -> None:
 
 
 @INLINE_OR_NOT
-def test_options_come_alone_or_one_for_each(num_workers: int) -> None:
+def test_options_are_one_dict_or_a_list_with_one_for_each(num_workers: int) -> None:
     with parallel(talkers(), num_workers=num_workers) as envs:
         envs.reset(seed=[1, None, 3], options=[{"a": 1}, None, {}])
         assert envs.get_attr("options") == ({"a": 1}, None, {})
@@ -954,10 +966,10 @@ def test_options_come_alone_or_one_for_each(num_workers: int) -> None:
 def test_options_may_be_any_mapping(kind: Any, num_workers: int) -> None:
     with parallel(talkers(), num_workers=num_workers) as envs:
         envs.reset(seed=1, options=kind(a=1))
-        assert envs.call("told") == ((kind.__name__, {"a": 1}),) * N
+        assert envs.call("last_options") == ((kind.__name__, {"a": 1}),) * N
         options = kind(b=2, reset_mask=np.array([False, True, True]))
         envs.reset(options=options)
-        assert [said for _, said in envs.call("told")] == [{"a": 1}, {"b": 2}, {"b": 2}]
+        assert [found for _, found in envs.call("last_options")] == [{"a": 1}, {"b": 2}, {"b": 2}]
         assert "reset_mask" in options
 
 
@@ -973,7 +985,7 @@ def test_options_that_are_neither_a_mapping_nor_a_list_are_refused(options: Any,
 
 
 @INLINE_OR_NOT
-def test_a_step_beyond_the_end_of_an_episode_needs_a_reset_if_nobody_else_resets(num_workers: int) -> None:
+def test_without_autoreset_a_step_after_the_end_of_an_episode_is_refused(num_workers: int) -> None:
     actions = np.zeros(N, np.int64)
     with parallel(talkers(), num_workers=num_workers, autoreset_mode="Disabled") as envs:
         envs.reset(seed=0)
@@ -988,7 +1000,7 @@ def test_a_step_beyond_the_end_of_an_episode_needs_a_reset_if_nobody_else_resets
 
 
 class Ending(Stuck):
-    """Its episodes have one step, at which it may fail, and it counts the steps beyond."""
+    """Environment with episodes of one step, which may fail. It counts the steps after the end of an episode."""
 
     fails = False
     beyond = 0
@@ -1009,7 +1021,7 @@ class Ending(Stuck):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_over", [True, False])
 @pytest.mark.parametrize("then", ["step", "send"])
-def test_an_end_that_came_too_late_needs_a_reset_too(is_over: bool, then: str, gate: str) -> None:
+def test_without_autoreset_an_end_after_a_timeout_needs_a_reset(is_over: bool, then: str, gate: str) -> None:
     actions = np.zeros(N, np.int64)
     makers = [functools.partial(Ending, i, gate, "step") for i in range(N)]
     with parallel(makers, num_workers=2, autoreset_mode="Disabled") as envs:
@@ -1030,7 +1042,7 @@ def test_an_end_that_came_too_late_needs_a_reset_too(is_over: bool, then: str, g
 
 
 @INLINE_OR_NOT
-def test_where_all_others_have_ended_recv_gives_the_rest(num_workers: int) -> None:
+def test_recv_returns_the_remaining_rows_if_all_others_have_ended(num_workers: int) -> None:
     actions = np.zeros(N, np.int64)
     makers = [functools.partial(Ending, i, "", "") for i in range(N)]
     with parallel(makers, num_workers=num_workers, autoreset_mode="Disabled", batch_size=2) as envs:
@@ -1048,7 +1060,7 @@ def test_where_all_others_have_ended_recv_gives_the_rest(num_workers: int) -> No
 
 
 @INLINE_OR_NOT
-def test_an_end_beside_an_exception_needs_a_reset_too(num_workers: int) -> None:
+def test_without_autoreset_an_end_beside_an_exception_needs_a_reset(num_workers: int) -> None:
     actions = np.zeros(N, np.int64)
     makers = [functools.partial(Ending, i, "", "") for i in range(N)]
     with parallel(makers, num_workers=num_workers, autoreset_mode="Disabled") as envs:
@@ -1102,7 +1114,7 @@ def test_make_vec_takes_an_id_with_its_module_or_without_a_version(
 @pytest.mark.one_in(4)
 @ALL_MODES
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_every_sub_environment_that_was_sent_an_action_comes_back_once_with_its_own_trace(
+def test_each_sub_environment_is_received_once_per_action_with_its_own_trace(
     num_workers: int, mode: AutoresetMode
 ) -> None:
     count, actions = 5, np.zeros(5, np.int64)
@@ -1136,7 +1148,7 @@ def test_every_sub_environment_that_was_sent_an_action_comes_back_once_with_its_
         assert (taken == 10).all() or mode is AutoresetMode.DISABLED
 
 
-def test_in_process_nobody_starves() -> None:
+def test_without_workers_recv_takes_sub_environments_in_turn() -> None:
     with parallel(ledgers(6), num_workers=0, batch_size=2) as envs:
         envs.reset(seed=0)
         envs.send(np.zeros(6, np.int64))
@@ -1148,7 +1160,7 @@ def test_in_process_nobody_starves() -> None:
         assert order == [0, 1, 2, 3, 4, 5] * 3
 
 
-def test_a_straggler_does_not_hold_the_others_up(gate: str) -> None:
+def test_a_straggler_does_not_delay_the_others(gate: str) -> None:
     makers = [functools.partial(Stuck, i, gate, "step") for i in range(4)]
     with parallel(makers, num_workers=4, batch_size=1) as envs:
         envs.reset(seed=0)
@@ -1180,7 +1192,7 @@ def test_a_recv_that_timed_out_loses_nothing(gate: str) -> None:
 
 
 @INLINE_OR_NOT
-def test_send_and_recv_out_of_turn_say_so(num_workers: int) -> None:
+def test_send_and_recv_in_the_wrong_state_are_errors(num_workers: int) -> None:
     actions = np.zeros(N, np.int64)
     with parallel(ledgers(N), num_workers=num_workers, batch_size=2) as envs:
         envs.reset(seed=0)
@@ -1202,7 +1214,7 @@ def test_send_and_recv_out_of_turn_say_so(num_workers: int) -> None:
 
 
 @INLINE_OR_NOT
-def test_env_ids_are_integers_and_nothing_is_made_of_others(num_workers: int) -> None:
+def test_env_ids_must_be_integers(num_workers: int) -> None:
     with parallel(ledgers(N), num_workers=num_workers, batch_size=1) as envs:
         envs.reset(seed=0)
         for wrong in (1.0, [1.5], np.ones(1), [True], np.ones(1, bool), "1", [None], {1}, torch.ones(1)):
@@ -1213,7 +1225,7 @@ def test_env_ids_are_integers_and_nothing_is_made_of_others(num_workers: int) ->
             assert envs.recv()[4]["env_id"].tolist() == [1]
 
 
-def test_actions_of_several_dtypes_may_be_under_way_together() -> None:
+def test_actions_of_several_dtypes_may_be_pending_together() -> None:
     warnings.simplefilter("ignore", UserWarning)
     space = spaces.Box(-1, 1, (1,), np.float32)
     with parallel(talkers(acted=space), num_workers=2, batch_size=3) as envs:

@@ -1,4 +1,4 @@
-"""What one step of a vector env costs in system calls, messages and memory; and how many processes there are."""
+"""Check what a step of a vector env costs in system calls, messages and memory, and how many processes it uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_envs(num_envs: int, **options: Any) -> ParallelVectorEnv:
 
 
 def reads_and_writes(pid: int | str) -> tuple[int, int]:
-    """System calls of the read and of the write family that a process has made."""
+    """Return the numbers of read and write system calls that a process has made."""
     counters = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(counters["syscr"]), int(counters["syscw"])
 
@@ -48,9 +48,9 @@ def test_a_step_costs_the_same_system_calls_with_any_number_of_workers(num_worke
         (reads, writes), *of_workers = [
             (new[0] - old[0], new[1] - old[1]) for old, new in zip(before, after, strict=True)
         ]
-        overhead = 3 * (1 + num_workers)  # Reading the counters themselves.
-        # One futex call wakes all workers. The last worker writes the eventfd of the main process if that sleeps. If
-        # two workers finish at the same moment, both may.
+        overhead = 3 * (1 + num_workers)  # The counters are read by system calls too.
+        # One futex call wakes all workers. The last worker writes to the eventfd of the main process if it sleeps. If
+        # two workers finish at the same moment, both may write.
         assert writes == 0
         assert reads <= 2 * STEPS + overhead
         assert polls[0] <= 2 * STEPS
@@ -71,7 +71,7 @@ def test_without_futexes_each_worker_has_an_eventfd(monkeypatch: pytest.MonkeyPa
         assert sorted(envs.recv(batch_size=3)[-1]["env_id"].tolist()) == [1, 5, 9]
 
 
-def test_a_step_pickles_nothing_and_needs_no_more_memory_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_pickles_nothing_and_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(make_envs(12, num_workers=2)) as envs:
         actions = np.zeros(12, np.int64)
         envs.reset(seed=0)
@@ -102,7 +102,7 @@ def test_many_sub_environments_share_few_processes() -> None:
         assert observations[:, 0].tolist() == list(range(64))
 
 
-def test_the_driver_makes_no_environment_of_its_own() -> None:
+def test_the_main_process_makes_no_environment() -> None:
     made: list[int] = []
 
     def make() -> LedgerEnv:

@@ -1,4 +1,4 @@
-"""What goes wrong in a sub-environment or with a worker of a vector env, and what is left of it afterwards."""
+"""Check errors, deaths and timeouts of sub-environments and workers of a vector env, and its state afterwards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,14 @@ class SimulatorError(RuntimeError):
 
 
 class Faulty(LedgerEnv):
-    """Does something where and when it is told to, once per file if it is given one."""
+    """Ledger that calls a function at a chosen place.
+
+    Args:
+        env_id: Number of the ledger.
+        where: ``"constructor"``, ``"reset"``, ``"step"`` (with action 1) or ``"call"``.
+        act: Function to call.
+        once: File that is created with the first call and prevents further ones. ``None``: no limit.
+    """
 
     def __init__(self, env_id: int, where: str, act: Callable[[], Any], once: Path | None = None) -> None:
         super().__init__(env_id)
@@ -107,9 +114,7 @@ def actions_for(*env_ids: int) -> Any:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("where", ["constructor", "reset", "step", "call"])
-def test_an_environment_that_raises_comes_back_in_its_own_type_and_the_rest_stays_usable(
-    where: str, num_workers: int
-) -> None:
+def test_an_exception_of_an_environment_keeps_its_type_and_the_others_stay_usable(where: str, num_workers: int) -> None:
     with contextlib.ExitStack() as stack:
         if where == "constructor":
             with pytest.raises(SimulatorError, match="the motor is hot"):
@@ -136,7 +141,7 @@ def test_an_environment_that_raises_comes_back_in_its_own_type_and_the_rest_stay
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_several_environments_that_raise_the_same_raise_that_because_of_a_group(num_workers: int) -> None:
+def test_exceptions_of_one_type_raise_the_first_with_a_group_as_cause(num_workers: int) -> None:
     envs = ParallelVectorEnv(some_faulty("step", raise_error, (1, 2, 4)), num_workers=num_workers)
     with contextlib.closing(envs):
         envs.reset()
@@ -174,7 +179,7 @@ DEATHS = {
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("death", DEATHS)
 @pytest.mark.parametrize("where", ["constructor", "reset", "step", "call"])
-def test_a_dead_worker_is_a_typed_error_that_says_who_and_doing_what(
+def test_the_error_for_a_dead_worker_names_the_environment_and_the_operation(
     where: str, death: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     act, exit_code, signum = DEATHS[death]
@@ -254,7 +259,7 @@ def test_a_restarted_worker_truncates_its_episodes_and_disturbs_no_other(
         assert any("is restarted" in record.message for record in caplog.records)
 
 
-def test_after_a_restart_every_row_goes_on_as_a_ledger_should(tmp_path: Path) -> None:
+def test_after_a_restart_every_row_continues_without_a_gap(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
         some_faulty("step", kill_oneself, once=tmp_path / "done"),
         num_workers=3,
@@ -290,13 +295,13 @@ def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path
 
 
 @pytest.mark.more
-def test_a_vector_env_outlives_the_fork_server() -> None:
-    options = WorkerOptions(environment={"OWN_ZYGOTE": "vector env"})
+def test_a_vector_env_survives_the_death_of_the_fork_server() -> None:
+    options = WorkerOptions(environment={"OWN_FORK_SERVER": "vector env"})
     factories = ledgers(N)
     envs = ParallelVectorEnv(factories, num_workers=2, on_worker_death="restart", workers=options)
     with contextlib.closing(envs):
         envs.reset()
-        spec = next(spec for spec in launcher._fork_servers if ("OWN_ZYGOTE", "vector env") in spec.environment)
+        spec = next(spec for spec in launcher._fork_servers if ("OWN_FORK_SERVER", "vector env") in spec.environment)
         os.kill(launcher._fork_servers[spec]._process.pid, signal.SIGKILL)
         workers: Any = workers_of(envs)
         while [workers.generation(worker) for worker in range(2)] != [1, 1]:
@@ -337,7 +342,7 @@ def test_a_call_to_a_worker_that_dies_is_an_error_and_the_env_stays_usable(tmp_p
         assert envs.call("poke") == (None,) * N
 
 
-def test_a_worker_that_dies_again_and_again_is_not_restarted_for_ever() -> None:
+def test_a_worker_that_dies_repeatedly_reaches_the_restart_limit() -> None:
     often = WorkerOptions(restart=RestartPolicy(max_restarts=3, backoff_s=0.01))
     envs = ParallelVectorEnv(some_faulty("reset", leave), num_workers=2, on_worker_death="restart", workers=often)
     with pytest.raises(RestartLimitError, match="has died 4 times") as raised:
@@ -354,7 +359,7 @@ HANGS = {"asleep": sleep_long, "holding the GIL": hold_the_gil, "stopped": stop_
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("hang", HANGS)
-def test_a_hung_step_is_cut_and_its_stack_shown(hang: str) -> None:
+def test_a_hung_step_is_aborted_and_its_stack_is_shown(hang: str) -> None:
     envs = ParallelVectorEnv(some_faulty("step", HANGS[hang]), num_workers=2, step_timeout_s=2.0)
     with contextlib.closing(envs):
         envs.reset()
@@ -367,7 +372,7 @@ def test_a_hung_step_is_cut_and_its_stack_shown(hang: str) -> None:
             envs.step(actions_for())
 
 
-def test_a_hung_step_is_cut_and_the_worker_restarted(tmp_path: Path) -> None:
+def test_a_hung_step_is_aborted_and_the_worker_is_restarted(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
         some_faulty("step", sleep_long, once=tmp_path / "done"),
         num_workers=2,
@@ -382,14 +387,14 @@ def test_a_hung_step_is_cut_and_the_worker_restarted(tmp_path: Path) -> None:
         assert envs.step(actions_for())[0][3:].tolist() == [[i, 0, 0] for i in (3, 4, 5)]
 
 
-def test_a_slow_worker_within_the_limit_is_let_be() -> None:
+def test_a_slow_worker_within_the_limit_is_not_aborted() -> None:
     envs = ParallelVectorEnv(some_faulty("step", lambda: time.sleep(0.4)), num_workers=2, step_timeout_s=60)
     with contextlib.closing(envs):
         envs.reset()
         assert envs.step(actions_for(3))[0][:, 2].tolist() == [1] * N
 
 
-def test_with_send_and_recv_a_restart_flags_rows_under_way_now_and_idle_ones_at_their_next_step(tmp_path: Path) -> None:
+def test_with_send_and_recv_a_restart_flags_pending_rows_now_and_idle_rows_later(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
         some_faulty("step", kill_oneself, once=tmp_path / "done"),
         num_workers=2,
@@ -414,7 +419,7 @@ def test_with_send_and_recv_a_restart_flags_rows_under_way_now_and_idle_ones_at_
         assert observations[:, 1:].tolist() == [[0, 0], [0, 0]]
 
 
-def test_with_send_and_recv_an_exception_concerns_its_own_row_only() -> None:
+def test_with_send_and_recv_an_exception_affects_only_its_own_row() -> None:
     envs = ParallelVectorEnv(some_faulty("step", raise_error), num_workers=2, batch_size=2)
     with contextlib.closing(envs):
         envs.reset()
@@ -429,7 +434,7 @@ def test_with_send_and_recv_an_exception_concerns_its_own_row_only() -> None:
 
 
 class RaisesOrDies(LedgerEnv):
-    """Raises at action 1, dies at action 2."""
+    """Ledger that raises an error at action 1 and kills its process at action 2."""
 
     def __init__(self, env_id: int) -> None:
         super().__init__(env_id)
@@ -444,7 +449,7 @@ class RaisesOrDies(LedgerEnv):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("then", ["step", "reset"])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=lambda mode: mode.name)
-def test_a_restart_in_a_step_that_raises_is_told_truncated_by_the_next_step_unless_a_reset_comes_before(
+def test_a_restart_in_a_step_that_raises_is_flagged_in_the_next_step_unless_reset(
     mode: AutoresetMode, then: str
 ) -> None:
     envs = ParallelVectorEnv(
@@ -475,8 +480,8 @@ def test_a_restart_in_a_step_that_raises_is_told_truncated_by_the_next_step_unle
         )
 
 
-class HangsAnew(LedgerEnv):
-    """Dies when it is told to; the first that is made in its place is stopped, as it is made or as it is reset."""
+class HangsAfterRestart(LedgerEnv):
+    """Ledger that kills its process at action 1, and whose first replacement stops in the constructor or in reset."""
 
     def __init__(self, env_id: int, where: str, made: Path) -> None:
         super().__init__(env_id)
@@ -498,12 +503,12 @@ class HangsAnew(LedgerEnv):
 
 @pytest.mark.more
 @pytest.mark.parametrize("where", [pytest.param("constructor", marks=pytest.mark.soak), "reset"])
-def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where: str, tmp_path: Path) -> None:
+def test_a_replacement_that_hangs_before_its_first_observation_is_replaced(where: str, tmp_path: Path) -> None:
     with contextlib.closing(ParallelVectorEnv([lambda: LedgerEnv(0)], num_workers=1)):
-        # From now on there is a helper that has imported everything, so that the limit is for the start of workers.
+        # The fork server now exists and has imported all modules, so the limit applies to the start of the worker.
         pass
     envs = ParallelVectorEnv(
-        [lambda: HangsAnew(0, where, tmp_path / "made")],
+        [lambda: HangsAfterRestart(0, where, tmp_path / "made")],
         num_workers=1,
         autoreset_mode=AutoresetMode.SAME_STEP,
         on_worker_death="restart",
@@ -520,7 +525,7 @@ def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where:
 
 
 @pytest.mark.more
-def test_a_script_that_ends_without_closing_an_env_whose_worker_was_restarted_ends_in_silence() -> None:
+def test_a_script_that_does_not_close_a_restarted_vector_env_prints_no_error() -> None:
     script = """
 import logging, os, numpy as np
 from parenv import ParallelVectorEnv
@@ -538,8 +543,8 @@ while "worker_restarted" not in envs.step(np.zeros(1, np.int64))[4]:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-class RaisesAnew(LedgerEnv):
-    """Dies when it is told to; the one that is made in its place raises in its first reset."""
+class RaisesAfterRestart(LedgerEnv):
+    """Ledger that kills its process at action 1, and whose replacement raises an error in its first reset."""
 
     def __init__(self, env_id: int, made: Path) -> None:
         super().__init__(env_id)
@@ -560,7 +565,12 @@ class RaisesAnew(LedgerEnv):
 
 def test_rows_are_flagged_after_a_replacement_that_raises_in_its_first_reset(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
-        [lambda: LedgerEnv(0), lambda: LedgerEnv(1), lambda: RaisesAnew(2, tmp_path / "made"), lambda: LedgerEnv(3)],
+        [
+            lambda: LedgerEnv(0),
+            lambda: LedgerEnv(1),
+            lambda: RaisesAfterRestart(2, tmp_path / "made"),
+            lambda: LedgerEnv(3),
+        ],
         num_workers=2,
         autoreset_mode=AutoresetMode.SAME_STEP,
         on_worker_death="restart",
@@ -578,10 +588,10 @@ def test_rows_are_flagged_after_a_replacement_that_raises_in_its_first_reset(tmp
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_the_driver_is_woken_by_a_worker_that_is_back(
+def test_a_restarted_worker_wakes_the_main_process(
     mode: AutoresetMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "MAX_WAIT_S", 3600.0)  # Nothing but a wake-up wakes it.
+    monkeypatch.setattr(backend, "MAX_WAIT_S", 3600.0)  # Only a wake-up ends the wait.
     patient = WorkerOptions(step_timeout_s=None, reset_timeout_s=None)
     envs = ParallelVectorEnv(
         some_faulty("step", kill_oneself, once=tmp_path / "done"),

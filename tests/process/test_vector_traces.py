@@ -1,4 +1,4 @@
-"""Real environments through ParallelVectorEnv: to the bit what SyncVectorEnv makes of the same calls."""
+"""Check that ``ParallelVectorEnv`` and ``SyncVectorEnv`` return bitwise identical results for real environments."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from parenv import ParallelVectorEnv
 
 N = 4
 WITH_CALLER = -1
-"""In the place of a number of workers: one, and this process beside it."""
+"""Value in place of a number of workers, which means one worker and ``caller_steps=True``."""
 CLOCK = ("t",)
-"""What RecordEpisodeStatistics reads from the clock."""
+"""Infos that RecordEpisodeStatistics reads from the clock."""
 
 
 def limited(name: str, steps: int, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ ENVIRONMENTS: dict[str, Callable[[], Any]] = {
     "Hopper": partial(recorded, "Hopper-v5", 6),
     "Pong": pong,
 }
-if find_spec("Box2D"):  # Which has no wheel for Python 3.14.
+if find_spec("Box2D"):  # Box2D has no wheel for Python 3.14.
     ENVIRONMENTS |= {
         "LunarLander": partial(limited, "LunarLander-v3", 6),
         "BipedalWalker": partial(limited, "BipedalWalker-v3", 6),
@@ -69,7 +69,7 @@ if find_spec("Box2D"):  # Which has no wheel for Python 3.14.
 SEEDS = st.integers(0, 1000) | st.lists(st.none() | st.integers(0, 1000), min_size=N, max_size=N) | st.none()
 RESETS = st.tuples(st.just("reset"), SEEDS)
 MASKS = st.lists(st.booleans(), min_size=N, max_size=N).filter(any)
-MASKED_RESETS = st.tuples(st.just("reset some"), SEEDS, MASKS, st.sampled_from([{}, {"nobody": "reads this"}]))
+MASKED_RESETS = st.tuples(st.just("reset some"), SEEDS, MASKS, st.sampled_from([{}, {"unused": "option"}]))
 STEPS = st.tuples(st.just("step"), st.integers(1, 8))
 CALLS = st.lists(STEPS | STEPS | MASKED_RESETS | RESETS, min_size=3, max_size=7)
 
@@ -79,7 +79,7 @@ def layout(num_workers: int) -> dict[str, Any]:
 
 
 class Both:
-    """Says everything to both vector envs, and compares what they answer."""
+    """Pair of vector envs that get the same calls and must return the same results."""
 
     def __init__(self, envs: ParallelVectorEnv, reference: SyncVectorEnv) -> None:
         self.envs, self.reference = envs, reference
@@ -123,10 +123,10 @@ CASES = [case for case in CASES if "Pong" not in case.values] + LONG
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(("name", "mode", "num_workers"), CASES)
-def test_any_calls_have_the_results_that_sync_vector_env_has(
+def test_any_sequence_of_calls_has_the_results_of_sync_vector_env(
     name: str, mode: AutoresetMode, num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log where it runs.
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log file into the working directory.
     makers = [ENVIRONMENTS[name]] * N
     with (
         contextlib.closing(ParallelVectorEnv(makers, autoreset_mode=mode, **layout(num_workers))) as envs,

@@ -1,4 +1,4 @@
-"""Every wrapper that Gymnasium has for vector envs works on ParallelVectorEnv as it does on SyncVectorEnv."""
+"""Check that each vector wrapper of Gymnasium works on ``ParallelVectorEnv`` as on ``SyncVectorEnv``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from parenv import ParallelVectorEnv
 
 N, STEPS = 3, 9
 CLOCK = ("t",)
-"""What RecordEpisodeStatistics reads from the clock."""
+"""Infos that RecordEpisodeStatistics reads from the clock."""
 NUMBERS = spaces.Box(-1, 1, (6,), np.float32)
 PICTURE = spaces.Box(0, 255, (6, 8, 3), np.uint8)
 PARTS = spaces.Dict(numbers=NUMBERS, picture=PICTURE, count=spaces.Discrete(4))
 
 
 class Drawn(gym.Env[Any, Any]):
-    """Observations are drawn at random, rewards say the action, episodes are of uneven lengths, pictures show steps."""
+    """Environment with random observations and episode lengths, whose frames show the number of the step."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10_000}  # noqa: RUF012
     render_mode = "rgb_array"
@@ -61,7 +61,14 @@ def negative(values: Any) -> Any:
 
 
 class Case(NamedTuple):
-    """How to use a wrapper."""
+    """Parameters of the test of a wrapper.
+
+    Attributes:
+        wrap: Function that wraps a vector env.
+        observed: Observation space of the environments.
+        needs: Modules without which the test is skipped.
+        as_action: Function that converts a sampled action.
+    """
 
     wrap: Callable[[Any], Any]
     observed: Any = NUMBERS
@@ -110,11 +117,11 @@ CASES: dict[str, Case] = {
     "NumpyToTorch": Case(lambda envs: wrappers.NumpyToTorch(envs), PARTS, ("array_api_compat",), torch.tensor),
 }
 LOOKS_AT_ENDS = ("RecordEpisodeStatistics", "DictInfoToList", "RecordVideo", "NormalizeReward")
-"""Those that transform observations refuse ``SAME_STEP``."""
+"""Wrappers to test with ``SAME_STEP``, which wrappers that transform observations refuse."""
 
 
 def trace(envs: Any, as_action: Callable[[Any], Any]) -> list[Any]:
-    """All that a wrapped vector env gives and shows on fixed seeds; closes it."""
+    """Step a wrapped vector env with fixed seeds, and close it. Return all results and rendered frames."""
     envs.action_space.seed(0)
     found = [repr(envs.observation_space), repr(envs.action_space), copy.deepcopy(envs.reset(seed=0))]
     for _ in range(STEPS):
@@ -128,7 +135,9 @@ def trace(envs: Any, as_action: Callable[[Any], Any]) -> list[Any]:
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # Theirs, on casts and on RecordVideo.
+@pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning", "ignore::UserWarning"
+)  # Wrappers warn of casts and in RecordVideo.
 @pytest.mark.parametrize(
     ("name", "num_workers", "mode"),
     [(name, num_workers, AutoresetMode.NEXT_STEP) for name in wrappers.__all__ for num_workers in (0, 2)]

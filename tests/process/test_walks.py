@@ -1,4 +1,4 @@
-"""The files that ARCHITECTURE.md names for a rollout and a step are the files that run."""
+"""Check that all files that run for a rollout and for a step are named in ARCHITECTURE.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = range(40, 60)
 
 
 class Files:
-    """Collects the files of parenv whose functions are called in this thread.
+    """Collector of the files of parenv whose functions are called in this thread.
 
     Args:
         ends: ``(file, function)`` whose return ends the collection.
@@ -37,7 +37,7 @@ class Files:
         self._ends = ends
 
     def begin(self) -> None:
-        """Begin with the files of the stack, in a worker from its main loop on."""
+        """Start to collect with the files on the stack. In a worker, the stack counts from its main loop on."""
         frame: FrameType | None = sys._getframe(1)
         while frame and self._note(frame) != "worker/process.py":
             frame = frame.f_back
@@ -59,7 +59,7 @@ class Files:
 
 
 class Watched(gym.Wrapper[Any, Any, Any, Any]):
-    """Writes the files of the worker, from one env step to another or to the end of a function.
+    """Environment that collects the files of its worker from one env step to another or to the end of a function.
 
     Args:
         path: File for the names.
@@ -74,7 +74,7 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
         self._files, self._steps = Files(ends), 0
 
     def step(self, action: Any) -> Any:
-        """Step, and never end an episode: a reset is not part of the walk."""
+        """Step without ending the episode, because a reset is not part of the walk."""
         self._steps += 1
         if self._steps == self._begin:
             self._files.begin()
@@ -91,7 +91,7 @@ class Policy(torch.nn.Linear):
 
 
 def stated(section: str) -> tuple[set[str], set[str]]:
-    """Return the files that a section of the page says handle data, and the others that run."""
+    """Return the files that handle data and the others that run, as a section of the page lists them."""
     text = next(text for text in SECTIONS if text.startswith(section))
     walk = next(part for part in text.split("\n\n") if " files handle a " in part)
     handling, _, beside = walk.partition("Another ")

@@ -1,4 +1,4 @@
-"""Whole episodes as experience: each arrives once and in order, by the versions that its rows name, and none waits."""
+"""Check rollouts of whole episodes: each arrives once and in order, has its policy versions, and delays no other."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_long_episode_delays_no_other(num_workers: int) -> None:
     envs = [lambda: Plain(length=1500), lambda: Plain(length=5)]
     with whole(envs, zeros, num_workers=num_workers) as pool:
         lengths = [len(rollout.rewards) for rollout in pool.rollouts(Stop(episodes=302))]
-    # Parts have 64 steps, so that at most 13 short episodes arrive with the part in which the long one ends.
+    # Parts have 64 steps, so at most 13 short episodes arrive with the part in which the long episode ends.
     assert abs(lengths.index(1500) - 300) <= 13
 
 
@@ -117,19 +117,19 @@ def test_workers_wait_for_the_learner(prefetch: int) -> None:
     with whole(envs, zeros, num_workers=1, prefetch=prefetch) as pool:
         for rollout in pool.rollouts(Stop(episodes=100)):
             delivered[int(rollout.env_ids[0])] += len(rollout.rewards)
-            # Each part has at most 64 steps, and the first ones of an episode may have been in an earlier part.
+            # Each part has at most 64 steps, and the first steps of an episode may have been in an earlier part.
             assert pool.get_attr("total")[0] - delivered[0] < 64 * (1 + prefetch) + 5
 
 
 class Numbered(Policy):
-    """Returns the number of its version, which is a setting."""
+    """Policy that returns the number of its version, which is a setting."""
 
     def act(self, observations: Any, carry: Any) -> Action:
         return Action(zeros(observations), {"number": np.full(len(observations), self.settings.get("number", 0))})
 
 
 class Weight(torch.nn.Module):
-    """Has the number of its version as a weight."""
+    """Module that returns the number of its version, which is a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def publish_next(pool: Any, agent: Any) -> None:
 
 
 def versions_with(policy: Any, publish: Any, episodes: int = 200, **options: Any) -> dict[int, list[list[int]]]:
-    """Publish once per episode of 3, 20 and 300 steps; return the versions of each episode by length."""
+    """Publish after each episode of 3, 20 or 300 steps. Return the versions of each episode by its length."""
     envs = [lambda length=length: Plain(length=length) for length in (3, 20, 300)]
     found = defaultdict(list)
     with whole(envs, policy, **options) as pool:
@@ -178,7 +178,7 @@ def test_an_episode_is_by_one_version(num_workers: int) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("num_workers", "max_policy_lag"), [(0, 0), (1, 4), (3, 2), (3, 30)])
-def test_a_long_episode_changes_to_newer_versions_where_its_own_would_be_too_old(
+def test_a_long_episode_changes_to_newer_versions_if_its_own_would_be_too_old(
     num_workers: int, max_policy_lag: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, lags, add = weighed(), list[int](), EpisodeParts.add
@@ -212,7 +212,7 @@ def test_slow_steps_delay_neither_a_version_nor_the_episodes_of_others() -> None
             before += 1
             number += 1
             pool.publish(Numbered(), number=number)
-    assert before >= 16  # Each part of the short episodes has 16 of them, and the slow one has four parts.
+    assert before >= 16  # A part has 16 short episodes, and the slow episode has four parts.
     assert len(set(rollout.policy_versions[:, 0].tolist())) > 2
     assert (rollout.extras["number"] == rollout.policy_versions).all()
 
@@ -222,7 +222,7 @@ def test_slow_steps_delay_neither_a_version_nor_the_episodes_of_others() -> None
 def test_publishing_once_per_episode_is_never_refused(max_policy_lag: int) -> None:
     with whole([lambda: Plain(length=8)] * 9, zeros, num_workers=3, max_policy_lag=max_policy_lag) as pool:
         for rollout in pool.rollouts(Stop(episodes=300)):
-            # A part has at most 8 episodes of each sub-environment, and no more parts come until all are yielded.
+            # A part has at most 8 episodes of a sub-environment, and the next part arrives after all were yielded.
             assert rollout.policy_lag < 8 * 3 * (1 + max_policy_lag)
             pool.publish(zeros)
         assert pool.policy_version == 300
@@ -288,7 +288,7 @@ def test_an_episode_whose_step_worker_died_is_lost_and_the_next_one_is_flagged()
                 assert len(rollout.rewards) == episode_length(1, number, 30)
                 numbers.append(number)
                 flagged += [len(numbers)] * bool(rollout.restarted[0])
-    # The new process of the ledger counts from 0 again, and dies at the same place.
+    # The ledger of the new process counts episodes from 0 again, and dies at the same step.
     assert numbers[:6] == [0, 1, 0, 1, 0, 1]
     assert flagged[:2] == [3, 5]
     assert {row[:2] for row in lost} == {(1, "worker_died")}
@@ -317,7 +317,7 @@ def test_postprocess_gets_the_whole_episode_and_the_version_that_acted(num_worke
 
 
 class Masked(LedgerEnv):
-    """A ledger that returns the number of the step as an info."""
+    """Ledger that returns the number of the step as an info."""
 
     def reset(self, **options: Any) -> Any:
         observation, _ = super().reset(**options)
@@ -330,11 +330,13 @@ class Masked(LedgerEnv):
 
 
 class ByMask(Policy):
+    """Policy that takes the info ``mask`` and returns it as an extra."""
+
     def act(self, observations: Any, carry: Any, *, mask: Any) -> Action:
         return Action(zeros(observations), {"seen": mask.copy()})
 
 
-def test_infos_are_those_of_their_rows() -> None:
+def test_infos_belong_to_their_rows() -> None:
     masked = [functools.partial(Masked, env_id, 90) for env_id in range(3)]
     with whole(masked, ByMask(), num_workers=1, infos={"mask": None, "even": -1}) as pool:
         for rollout in pool.rollouts(Stop(episodes=20)):
@@ -347,7 +349,7 @@ def test_infos_are_those_of_their_rows() -> None:
 
 
 class Words(Plain):
-    """Shows the number of the step as a text, which has no fixed size."""
+    """Environment whose observation is the step number as text, which has no fixed size."""
 
     def __init__(self, length: int) -> None:
         from gymnasium import spaces
@@ -410,7 +412,7 @@ def test_transitions_tensors_and_copies_have_all_rows() -> None:
     assert sum(check_ledger(rollout, expected, 90) for rollout in kept) == sum(len(rollout.rewards) for rollout in kept)
 
 
-def test_calls_and_evaluations_come_between() -> None:
+def test_calls_and_evaluations_do_not_disturb_episodes() -> None:
     agent = weighed()
     envs = [functools.partial(Acting, env_id, max_length=50) for env_id in range(3)]
     expected: dict[int, tuple[int, ...]] = {}
@@ -481,7 +483,7 @@ def test_an_episode_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatc
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_what_does_not_go_with_whole_episodes_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_options_that_exclude_whole_episodes_are_refused(wrong: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"policy": zeros, "num_workers": 1, **wrong}
     with pytest.raises(ConfigurationError, match=message):
         whole("CartPole-v1", arguments.pop("policy"), **arguments)

@@ -1,4 +1,4 @@
-"""What a pool says in words: of itself, of its figures, and of what went wrong with the user's code."""
+"""Check the texts of a pool: its repr, its statistics, and the errors for mistakes in the user's code."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from parenv.testing import LedgerEnv
 
 
 class Zeros(torch.nn.Linear):
-    """Acts, and says how likely that was."""
+    """Module whose actions and log-probabilities are zeros."""
 
     def act(self, observations: Any) -> Any:
         return torch.zeros(len(observations)).long(), torch.zeros(len(observations))
 
 
 class Greedy(Policy):
-    """Needs a setting from the beginning."""
+    """Policy that requires the setting ``epsilon``."""
 
     def act(self, observations: Any, carry: Any) -> Action:
         epsilon = self.settings["epsilon"]
@@ -46,7 +46,7 @@ class Greedy(Policy):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_exception_of_the_policy_comes_in_its_own_type_while_it_is_probed(num_workers: int) -> None:
+def test_an_exception_of_the_policy_in_the_first_call_keeps_its_type(num_workers: int) -> None:
     with pytest.raises(KeyError, match="epsilon") as raised:
         AsyncWorkerPool("CartPole-v1", Greedy(), num_workers=num_workers)
     assert isinstance(raised.value.__cause__, SubEnvironmentError)
@@ -54,7 +54,7 @@ def test_an_exception_of_the_policy_comes_in_its_own_type_while_it_is_probed(num
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_settings_are_what_the_first_version_starts_with(num_workers: int) -> None:
+def test_settings_of_the_pool_are_those_of_the_first_version(num_workers: int) -> None:
     with AsyncWorkerPool(
         "CartPole-v1", Greedy(), num_workers=num_workers, rollout_length=4, mode="sync", settings={"epsilon": 0.5}
     ) as pool:
@@ -66,7 +66,7 @@ def test_settings_are_what_the_first_version_starts_with(num_workers: int) -> No
         assert (next(stream).extras["epsilon"] == 0.25).all()
 
 
-def test_settings_of_publish_come_as_a_dict_or_as_keywords() -> None:
+def test_publish_takes_settings_as_a_dict_or_as_keywords() -> None:
     class Greedy(Policy):
         def act(self, observations: Any, carry: Any) -> Action:
             values = {name: np.full(len(observations), self.settings.get(name, 0.0)) for name in ("epsilon", "on_edge")}
@@ -86,7 +86,7 @@ def test_settings_of_publish_come_as_a_dict_or_as_keywords() -> None:
     ("name", "option"), [("kl_min", "min_kl"), ("minkl", "min_kl"), ("on_rollout", "on"), ("setting", "settings")]
 )
 @pytest.mark.parametrize("named", [False, True])
-def test_a_setting_of_publish_that_looks_like_an_option_is_warned_of_once(name: str, option: str, named: bool) -> None:
+def test_a_setting_that_looks_like_an_option_of_publish_warns_once(name: str, option: str, named: bool) -> None:
     policy: Any = {"all": zeros} if named else zeros
     words = f"publish() has no option {name!r}, so the policy gets a setting of that name. Write {option}= for the"
     with AsyncWorkerPool("CartPole-v1", policy, num_workers=0) as pool:
@@ -98,13 +98,13 @@ def test_a_setting_of_publish_that_looks_like_an_option_is_warned_of_once(name: 
 
 
 @pytest.mark.parametrize("settings", [3, {3: 4}, [("a", 1)]])
-def test_settings_that_are_none_are_refused(settings: Any) -> None:
+def test_invalid_settings_are_refused(settings: Any) -> None:
     with pytest.raises(ConfigurationError, match="settings must be a dict by name"):
         AsyncWorkerPool("CartPole-v1", zeros, settings=settings)
 
 
 @pytest.mark.parametrize("outputs", [("actions", "log_prob", "value"), ("actions",)])
-def test_outputs_that_are_not_as_many_as_a_method_returns_are_named(outputs: tuple[str, ...]) -> None:
+def test_the_error_for_a_wrong_number_of_outputs_names_the_method(outputs: tuple[str, ...]) -> None:
     class Agent(torch.nn.Module):
         def act(self, observations: Any) -> Any:
             return torch.zeros(len(observations)).long(), torch.zeros(len(observations))
@@ -121,12 +121,12 @@ def test_outputs_that_are_not_as_many_as_a_method_returns_are_named(outputs: tup
         ("gpu", "must name torch devices, got 'gpu'"),
     ],
 )
-def test_a_device_that_is_not_there_is_an_error_before_a_process_starts(device: str, message: str) -> None:
+def test_a_missing_device_is_an_error_before_a_process_starts(device: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         AsyncWorkerPool("CartPole-v1", zeros, workers=WorkerOptions(device=device))
 
 
-def test_a_dict_in_place_of_options_is_an_error_that_says_what_it_would_be() -> None:
+def test_the_error_for_a_dict_in_place_of_options_has_the_right_call() -> None:
     wanted = re.escape("workers must be parenv.WorkerOptions(threads=2), got {'threads': 2}")
     with pytest.raises(ConfigurationError, match=wanted):
         AsyncWorkerPool("CartPole-v1", zeros, workers={"threads": 2})  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def test_a_dict_in_place_of_options_is_an_error_that_says_what_it_would_be() -> 
         ),
     ],
 )
-def test_an_argument_that_an_option_object_takes_is_an_error_that_names_that_object(name: str, home: str) -> None:
+def test_the_error_for_an_argument_of_an_option_object_names_that_object(name: str, home: str) -> None:
     with pytest.raises(TypeError, match=rf"AsyncWorkerPool.__init__\(\) got .* argument '{name}'. .*{home}$"):
         AsyncWorkerPool("CartPole-v1", zeros, num_workers=0, **{name: 1})
     with AsyncWorkerPool("CartPole-v1", zeros, num_workers=0) as pool:
@@ -158,7 +158,7 @@ def test_an_argument_that_an_option_object_takes_is_an_error_that_names_that_obj
 
 
 class Stuck(LedgerEnv):
-    """Does not come back from its second step."""
+    """Ledger whose second step hangs."""
 
     def step(self, action: Any) -> Any:
         if self.steps_taken == 1:
@@ -178,7 +178,7 @@ def printed(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def test_a_worker_that_was_killed_for_a_limit_is_not_said_to_be_out_of_memory() -> None:
+def test_a_timeout_error_does_not_mention_memory() -> None:
     options = WorkerOptions(step_timeout_s=0.5, restart=None)
     with AsyncWorkerPool(lambda: Stuck(0), zeros, num_workers=1, workers=options) as pool:
         with pytest.raises(WorkerTimeoutError) as late:
@@ -196,7 +196,7 @@ def test_a_worker_that_was_killed_for_a_limit_is_not_said_to_be_out_of_memory() 
     envs.close()
 
 
-def test_a_list_of_deaths_does_not_speak_of_memory_either(warnings_are_expected: None) -> None:
+def test_a_restart_limit_error_after_timeouts_does_not_mention_memory(warnings_are_expected: None) -> None:
     options = WorkerOptions(step_timeout_s=0.5, restart=RestartPolicy(max_restarts=1))
     with (
         AsyncWorkerPool(lambda: Stuck(0), zeros, num_workers=1, workers=options) as pool,
@@ -211,7 +211,7 @@ def wrong(observations: Any) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_way_to_the_sentence_is_short(num_workers: int) -> None:
+def test_the_traceback_of_an_error_in_the_policy_is_short(num_workers: int) -> None:
     with pytest.raises(IndexError) as raised:
         AsyncWorkerPool("CartPole-v1", wrong, num_workers=num_workers)
     shown = printed(raised.value)
@@ -220,7 +220,7 @@ def test_the_way_to_the_sentence_is_short(num_workers: int) -> None:
     assert len(shown.splitlines()) < 30
 
 
-def test_what_a_pool_is_and_has_done_fits_a_screen() -> None:
+def test_the_repr_and_statistics_of_a_pool_fit_on_a_screen() -> None:
     with AsyncWorkerPool("CartPole-v1", zeros, num_workers=2, num_envs=4, mode="sync", rollout_length=32) as pool:
         assert repr(pool) == (
             "<AsyncWorkerPool of 4 sub-environments on 2 workers: sync, experience, rollouts of 32, policy version 0>"
@@ -240,7 +240,7 @@ def test_what_a_pool_is_and_has_done_fits_a_screen() -> None:
     assert "workers      2 alive, 0 restarts; 0 sub-environments replaced" in lines
 
 
-def test_rollouts_and_what_comes_of_them_show_a_few_facts_and_no_arrays(tmp_path: Path) -> None:
+def test_reprs_of_rollouts_and_results_are_short_and_without_arrays(tmp_path: Path) -> None:
     module = TorchPolicy(Zeros(4, 1), "act", ("actions", "log_prob"))
     how: dict[str, Any] = {"num_envs": 2, "num_workers": 0, "rollout_length": 128, "mode": "sync"}
     with AsyncWorkerPool("CartPole-v1", module, **how) as pool:

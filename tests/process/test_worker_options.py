@@ -1,4 +1,7 @@
-"""Every field of WorkerOptions means the same to a pool and to a vector env, or is refused with a reason."""
+"""Check that each field of ``WorkerOptions`` works the same in a pool and in a vector env, or is refused.
+
+The function with the name of a field checks that field.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def warnings_are_expected(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Probe(gym.Env[Any, Any]):
-    """Shows what its worker is like, and does what it is told to where it is told to."""
+    """Environment that has properties of its worker as attributes and calls a function at a chosen place."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -115,11 +118,13 @@ def use(opened: Any) -> None:
 
 
 def shown(product: str, options: WorkerOptions, name: str) -> Any:
+    """Return an attribute of an environment in worker 1."""
     with contextlib.closing(opened(product, options)) as it:
         return it.get_attr(name)[1]
 
 
 def raised(kind: type[Exception], match: str, product: str, options: WorkerOptions, where: str, act: Any) -> None:
+    """Check that opening or using a pool or vector env raises an error."""
     with pytest.raises(kind, match=match), contextlib.closing(opened(product, options, where, act)) as it:
         use(it)
 
@@ -257,11 +262,11 @@ def rollout_device(product: str, directory: Path) -> None:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(WorkerOptions)])
-def test_a_field_of_the_worker_options_means_the_same_everywhere(field: str, product: str, tmp_path: Path) -> None:
+def test_each_field_works_the_same_in_pools_and_vector_envs(field: str, product: str, tmp_path: Path) -> None:
     globals()[field](product, tmp_path)
 
 
-def test_a_vector_env_that_restarts_nobody_does_not_look_at_the_policy() -> None:
+def test_a_vector_env_without_restarts_needs_no_restart_policy() -> None:
     options = WorkerOptions(restart=None)
     with pytest.raises(ConfigurationError, match="needs a RestartPolicy"):
         opened("vector env", options)
