@@ -1,4 +1,4 @@
-"""Audits of pools and vector envs of ledgers, and waiting for something to happen meanwhile."""
+"""Audits of pools and vector envs of ledgers, which can run until a condition holds."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def pause() -> None:
 
 
 def until(holds: Callable[[], Any], act: Callable[[], object] = pause, seconds: float = LATE_S) -> float:
-    """Do something until something holds, and return the seconds that it took."""
+    """Repeat an action until a condition holds; return the seconds that it took."""
     began = time.monotonic()
     while not holds():
-        assert time.monotonic() - began < seconds, "it did not come to that in time"
+        assert time.monotonic() - began < seconds, "the condition did not hold in time"
         act()
     return time.monotonic() - began
 
 
 class Audit:
-    """Takes rollouts of ledgers and checks them.
+    """Audit that takes rollouts of ledgers and checks every transition.
 
     Args:
-        pool: A pool whose environments are ledgers.
-        seconds: For how long the stream lasts.
+        pool: Pool whose environments are ledgers.
+        seconds: Time limit of the stream of rollouts, in seconds.
     """
 
     def __init__(self, pool: AsyncWorkerPool, seconds: float = 250.0) -> None:
@@ -50,15 +50,15 @@ class Audit:
             env_steps -= self.next().num_steps
 
     def until(self, holds: Callable[[], Any], seconds: float = LATE_S) -> float:
-        """Take rollouts until something holds, and return the seconds that it took."""
+        """Take rollouts until a condition holds; return the seconds that it took."""
         return until(holds, self.next, seconds)
 
 
 class VectorAudit:
-    """Steps ledgers of a vector env in SAME_STEP mode and checks every row.
+    """Audit that steps a vector env of ledgers in ``SAME_STEP`` mode and checks every row.
 
     Args:
-        envs: The vector env, which is reset first.
+        envs: Vector env, which is reset first.
     """
 
     def __init__(self, envs: ParallelVectorEnv) -> None:
@@ -67,7 +67,10 @@ class VectorAudit:
         self.reset()
 
     def reset(self, masked: bool = False, restarted: Any = ()) -> None:
-        """Begin the next episodes, which are the first ones of those that are restarted in the reset."""
+        """Reset the vector env and check the first observations of the next episodes.
+
+        The next episode has number 1 if its sub-environment is restarted during the reset.
+        """
         size = self.envs.num_envs
         observations, infos = self.envs.reset(options={"reset_mask": np.ones(size, bool)} if masked else None)
         assert not infos

@@ -1,4 +1,4 @@
-"""A small training run that can be interrupted: ``python cartpole_training.py FOLDER UPDATES NUM_WORKERS EVERY_S``.
+"""Small training run that can be interrupted: ``python cartpole_training.py FOLDER UPDATES NUM_WORKERS EVERY_S``.
 
 It prints a line after each update, and a digest of the weights at the end.
 """
@@ -26,6 +26,8 @@ NUM_ENVS, LENGTH = 4, 8
 
 
 class SavedCartPole(CartPoleEnv):
+    """CartPole with a state that can be saved."""
+
     def get_state(self) -> Any:
         return {"state": np.array(self.state), "steps_beyond": self.steps_beyond_terminated}
 
@@ -57,7 +59,7 @@ def train(
     after_update: Callable[[int, AsyncWorkerPool], object] = lambda steps, pool: None,
     **options: Any,
 ) -> tuple[dict[str, Any], Any]:
-    """Train in a folder, and return the weights and the statistics."""
+    """Train in a folder; return the weights and the statistics of the pool."""
     torch.manual_seed(1)
     generator = np.random.default_rng(2)
     agent = Agent()
@@ -73,7 +75,7 @@ def train(
         for rollout in pool.rollouts(Stop(env_steps=updates * NUM_ENVS * LENGTH)):
             learn(agent, optimizer, rollout.to("cpu"), generator)
             schedule.step()
-            # Weights that act differ from those that learn after every other update.
+            # After every other update, the published weights differ from the learned ones.
             if (run.steps + 1) % 2:
                 pool.publish(agent, epsilon=float(run.steps))
             after_update(run.steps + 1, pool)
@@ -83,7 +85,7 @@ def train(
 
 
 def learn(agent: Agent, optimizer: Any, batch: Any, generator: Any) -> None:
-    """Take a step of the policy gradient with noise of every source of random numbers."""
+    """Take a policy gradient step with noise from every random number generator."""
     returns = discounted_returns(batch.rewards, torch.zeros_like(batch.rewards), batch.terminated, batch.truncated)
     _, log_prob = agent.act(batch.observations, batch.actions)
     noise = torch.rand(()) + float(np.random.rand()) + generator.random()

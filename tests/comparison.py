@@ -1,4 +1,4 @@
-"""Equal to the bit: types, dtypes, shapes and nesting too."""
+"""Comparison of values that must be bitwise identical, with equal types, dtypes, shapes and nesting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def assert_same(got: Any, wanted: Any, ignored: tuple[str, ...] = (), where: str = "") -> None:
-    """Fail where two values differ in anything, but for the entries of dicts that are to be ignored."""
+    """Fail if two values differ, except in the ignored entries of dicts."""
     assert type(got) is type(wanted), f"{where}: {got!r} is a {type(got)}, not {wanted!r}, a {type(wanted)}"
     if isinstance(wanted, dict):
         assert list(got) == list(wanted), f"{where}: keys {list(got)}, not {list(wanted)}"

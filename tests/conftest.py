@@ -1,10 +1,10 @@
-"""Every test leaves nothing behind: no worker process, no thread, no descriptor."""
+"""Fixtures and hooks of all tests, which check that each test leaves no process, thread or descriptor behind."""
 
 from __future__ import annotations
 
 import os
 
-# Before torch is loaded: threads that wait for each other on busy cores take a hundred times as long as one alone.
+# Set this before torch is loaded: on busy cores, several threads take a hundred times as long as one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
@@ -26,38 +26,38 @@ settings.register_profile("however busy the machine", deadline=None)
 settings.load_profile("however busy the machine")
 FAILED = pytest.StashKey[bool]()
 GONE_S = 60.0
-"""Until when what a test has ended must be gone, however busy the machine is."""
+"""Seconds within which everything that a test has started must be gone, on a busy machine too."""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def collecting_garbage_is_quick() -> None:
-    """What was imported for all tests is no garbage, and need not be searched after each."""
+    """Exclude the objects of imported modules from the garbage collections after each test."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def fork_servers_stay_for_other_tests() -> None:
-    """Tests need many different ones, each of which takes seconds to import torch."""
+    """Keep many idle fork servers: tests need different ones, and each takes seconds to import torch."""
     launcher.MAX_IDLE_FORK_SERVERS = 12
 
 
 @pytest.fixture(autouse=True, scope="session")
 def bars_of_tqdm_start_no_thread() -> None:
-    """It would stay."""
+    """Disable the monitor thread of tqdm, which would never end."""
     if importlib.util.find_spec("tqdm") is not None:
         importlib.import_module("tqdm").tqdm.monitor_interval = 0
 
 
 @pytest.fixture(autouse=True, scope="session")
-def loggers_of_sb3_are_where_pytest_clears_up(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Each would make a folder of its own in the system's, and leave it."""
+def sb3_writes_logs_into_a_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make SB3 write its logs into a directory that pytest removes, and not into new ones that remain."""
     os.environ["SB3_LOGDIR"] = str(tmp_path_factory.mktemp("sb3"))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def nobody_signals_everybody() -> Iterator[None]:
-    """The pid of a worker is -1 while it is not known, and a signal to that goes to every process there is."""
+def no_signal_goes_to_all_processes() -> Iterator[None]:
+    """Refuse signals to pid -1, which go to every process: the pid of a worker is -1 while it is unknown."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("kill", "killpg"):
             patch.setattr(os, name, _to_one(getattr(os, name)))
@@ -74,7 +74,7 @@ def _to_one(send: Callable[[int, int], None]) -> Callable[[int, int], None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is marked ``one_in(n)``, all but one in n are ``more``."""
+    """Mark the cases of a test with the mark ``one_in(n)`` as ``more``, except every n-th."""
     turns: Counter[str] = Counter()
     for item in items:
         chosen, test = item.get_closest_marker("one_in"), item.nodeid.partition("[")[0]
@@ -96,8 +96,8 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before, threads = _descriptors(), set(threading.enumerate())
     yield
     if request.node.stash.get(FAILED, False):
-        return  # The frames in which it failed are kept for its report, and with them all that they hold.
-    for generation in range(3):  # The last one has all libraries that were imported since the first test.
+        return  # The report of the failure keeps the frames, and everything that they reference.
+    for generation in range(3):  # The oldest generation has all libraries that were imported since the first test.
         if not _left_behind(before, threads):
             return
         gc.collect(generation)
@@ -114,7 +114,7 @@ def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list
 
 
 def _descriptors() -> dict[str, str]:
-    """Open descriptors but those to a fork server, which outlives the pools."""
+    """Return the open descriptors of memory, sockets and eventfds, except sockets to fork servers."""
     fork_server_sockets = {str(fork_server._lines.socket.fileno()) for fork_server in launcher._fork_servers.values()}
     found = {}
     for fd in os.listdir("/proc/self/fd"):
@@ -129,6 +129,6 @@ def _descriptors() -> dict[str, str]:
 
 @pytest.fixture
 def warnings_are_expected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """For tests in which workers are restarted on purpose."""
+    """Hide warnings of tests that restart workers on purpose."""
     with caplog.at_level(logging.ERROR, logger="parenv"):
         yield

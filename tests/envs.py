@@ -1,4 +1,4 @@
-"""Environments that many tests step. Workers import this module for them, and not a module of tests."""
+"""Environments of many tests, in a module that workers import instead of a test module."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ PAIR, PAIRS, TWO = np.zeros(2, np.float32), spaces.Box(-1, 1, (2,)), spaces.Disc
 
 
 def ledgers(count: int, **options: Any) -> list[Any]:
-    """Factories of ledgers with the numbers from 0 on."""
+    """Return factories of ledgers with the numbers 0 to ``count - 1``."""
     return [functools.partial(LedgerEnv, env_id, **options) for env_id in range(count)]
 
 
 class OwnVectorEnv(SyncVectorEnv):
-    """A pool takes a plain SyncVectorEnv apart and steps its sub-environments by itself; this one it does not."""
+    """SyncVectorEnv that a pool steps as a whole. Of a plain SyncVectorEnv, a pool steps the sub-environments itself."""
 
 
 class Copied(gym.ObservationWrapper[Any, Any, Any]):
-    """Returns new arrays, as SyncVectorEnv needs of an environment that reuses its own."""
+    """Wrapper that returns new arrays, which SyncVectorEnv requires if an environment reuses its buffers."""
 
     def observation(self, observation: Any) -> Any:
         return observation.copy()
 
 
 def once(flag: Path) -> bool:
-    """Whether this is the first time that any process asks."""
+    """Return whether this is the first call in any process, by creating a file."""
     try:
         os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -48,7 +48,7 @@ def once(flag: Path) -> bool:
 
 
 def taken(order: Path) -> bool:
-    """Whether there is a file that no process has removed before."""
+    """Remove a file; return whether it existed."""
     try:
         order.unlink()
     except FileNotFoundError:
@@ -77,12 +77,12 @@ def sleep_long(*_: object) -> None:
 
 
 class Acting(LedgerEnv):
-    """A ledger that does something before each step or reset.
+    """LedgerEnv that calls a function before each step or reset.
 
     Args:
         env_id: Number of the ledger.
-        on_step: Called with the environment before each step.
-        on_reset: Called with the environment before each reset.
+        on_step: Function that is called with the environment before each step.
+        on_reset: Function that is called with the environment before each reset.
         **options: Further arguments of the ledger.
     """
 
@@ -103,7 +103,7 @@ class Acting(LedgerEnv):
 
     @property
     def steps(self) -> int:
-        """Steps of the episode so far."""
+        """Number of steps of the episode so far."""
         return int(self._buffer[2])
 
     def do(self, act: Callable[[Any], Any]) -> Any:
@@ -122,21 +122,21 @@ class Acting(LedgerEnv):
 
 
 def slow(env_id: int, seconds: float) -> Acting:
-    """A ledger whose steps take so long."""
+    """Return a ledger whose steps take a number of seconds."""
     return Acting(env_id, lambda env: time.sleep(seconds))
 
 
 class Plain(gym.Env[Any, Any]):
-    """Shows the same observation all the time.
+    """Environment with a constant observation.
 
     Args:
-        observation: By default two zeros.
+        observation: Observation (default: two zeros).
         space: Space of the observation.
-        action_space: By default there are two actions.
-        length: Number of steps of an episode, which never ends by default.
+        action_space: Space of the actions (default: two actions).
+        length: Number of steps of an episode (default: endless).
         reward: Reward of each step, or a function of the action.
-        on_step: Called with the environment in each step, which has the attributes ``steps`` and ``action``. If the
-            result is a dict, it is the info.
+        on_step: Function that is called with the environment in each step, after ``steps`` and ``action`` are set. If
+            it returns a dict, that is the info.
     """
 
     def __init__(
@@ -166,13 +166,13 @@ class Plain(gym.Env[Any, Any]):
 
 
 class Drawn(gym.Env[Any, Any]):
-    """Draws observations, rewards and the length of an episode from its seed. The reward depends on the action.
+    """Environment that draws observations, rewards and episode lengths from its seed. Rewards also depend on actions.
 
     Args:
-        on_step: Called with the environment before each step, which has the attributes ``seed``, ``index`` and
-            ``steps``.
-        on_reset: Called with the environment after the seed is set.
-        longest: Maximum length.
+        on_step: Function that is called with the environment at the beginning of each step. The environment has the
+            attributes ``seed``, ``index`` and ``steps``.
+        on_reset: Function that is called with the environment in each reset, after the seed is set.
+        longest: Maximum number of steps of an episode.
     """
 
     observation_space = spaces.Box(-1, 1, (4,))
@@ -212,24 +212,24 @@ class Drawn(gym.Env[Any, Any]):
 
 
 class Filmed(Drawn):
-    """Renders its steps."""
+    """Environment with a render mode, whose frames show the step."""
 
     render_mode = "rgb_array"
 
 
 def when(is_due: Callable[[Any], bool], act: Callable[[Any], object], flags: Path | None, env: Any) -> None:
-    """Act if an environment is at that point, with flags only the first time for each seed."""
+    """Call a function if a condition holds for an environment, with ``flags`` only once for each seed."""
     if is_due(env) and (flags is None or once(flags / f"{env.seed}")):
         act(env)
 
 
 def at_step(number: int, env: Any) -> bool:
-    """Whether an environment is in that step."""
+    """Return whether an environment is in a given step."""
     return bool(env.steps == number)
 
 
 def of_index(index: int, env: Any) -> bool:
-    """Whether an environment is in its second step in the episode with that index."""
+    """Return whether an environment is in the second step of the episode with a given index."""
     return bool(env.index == index and env.steps == 2)
 
 
@@ -242,7 +242,7 @@ def sys_exit(*_: object) -> None:
 
 
 class Alternating(Drawn):
-    """Its episodes are successes if the action is 0 in the first step, and another one in each step after it."""
+    """Environment whose episodes are successes if the actions are 0, 1, 0, 1, ..."""
 
     def step(self, action: Any) -> Any:
         self.right = int(action) == self.steps % 2 and (self.steps == 0 or self.right)
@@ -251,7 +251,7 @@ class Alternating(Drawn):
 
 
 class Masked(Drawn):
-    """Allows one action in each step, by its info. Its episodes are successes if only such actions were taken."""
+    """Environment whose infos allow one action in each step. Episodes are successes if all actions are allowed."""
 
     def reset(self, **given: Any) -> Any:
         self.right = True

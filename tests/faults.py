@@ -1,6 +1,6 @@
-"""Ledger environments and policies with one fault at a chosen place, and an audit of every transition around it.
+"""Ledger environments and policies with one fault at a chosen place, and an audit of every transition.
 
-Without torch, which every process that steps these environments would import.
+This module does not import torch, because every process that steps these environments would import it too.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from parenv.policy.policy import Action
 Place = Literal["reset", "step", "load", "postprocess", "loss"]
 NUM_ENVS = 4
 TARGET = 1
-"""The sub-environment that has the fault, or whose worker has it."""
+"""Sub-environment that has the fault, or whose worker has it."""
 EPISODE = 3
-"""Its episode with the fault, or after which its reset has it: late enough that a rollout was delivered before."""
+"""Episode of ``TARGET`` in which the step fails, or after which the reset fails. A rollout is delivered before."""
 AGENTS = ("cat_0", "dog_0")
 
 
 class SimulatorError(RuntimeError):
-    """The fault, where it is an exception."""
+    """Exception of a fault that does not kill the process."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Happens once, whichever process comes first.
+    """Fault that happens once, in the first process that gets to its place.
 
     Args:
-        place: where.
-        kills: whether the process kills itself there, instead of raising.
-        folder: where processes leave each other notes.
+        place: Place of the fault.
+        kills: Whether the process kills itself, instead of raising an exception.
+        folder: Directory with files by which the processes share state.
     """
 
     place: Place
@@ -54,7 +54,7 @@ class Fault:
         raise SimulatorError("the motor is hot")
 
     def next_life(self) -> int:
-        """A number that no other instance of an environment has: later ones have higher numbers."""
+        """Return a unique number for an instance of an environment. Later instances have higher numbers."""
         notes = os.open(self.folder / "lives", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
         os.write(notes, b"x")
         life = os.lseek(notes, 0, os.SEEK_CUR)
@@ -79,17 +79,17 @@ def length(env_id: int, episode: int) -> int:
 
 
 def choose(observations: Any) -> Any:
-    """The action that an observation asks for, so that the audit knows whose action was taken."""
+    """Return the action for each observation. By it, the audit knows for which observation an action was chosen."""
     return (observations * np.array([3, 5, 7, 11, 13])[: observations.shape[-1]]).sum(-1) % 4
 
 
 def reward_of(observation: Any, action: int) -> float:
-    """Differs by the observation and by the action that the environment was given."""
+    """Return a reward that depends on the observation and on the action that the environment got."""
     return float(1000 * action + int(np.dot(observation, [31, 17, 7, 3, 1][: len(observation)])) % 1000)
 
 
 class FaultyEnv(gym.Env[Any, Any]):
-    """Observation ``[env_id, life, episode, step]``."""
+    """Environment with the observation ``[env_id, life, episode, step]``."""
 
     observation_space = spaces.Box(-1, 1 << 40, (4,), np.int64)
     action_space = spaces.Discrete(4)
@@ -116,7 +116,7 @@ class FaultyEnv(gym.Env[Any, Any]):
 
 
 def flags_of(state: list[int]) -> tuple[bool, bool]:
-    """Whether the episode is terminated or truncated in this state: in turn."""
+    """Return whether the episode is terminated and whether it is truncated in a state; episodes alternate."""
     env_id, _, episode, step = state[:4]
     ended = step >= length(env_id, episode)
     return ended and episode % 2 == 0, ended and episode % 2 == 1
@@ -127,17 +127,17 @@ def note_worker(worker: int) -> None:
 
 
 class FaultyBatch(gym.vector.SyncVectorEnv):
-    """A pool takes a plain SyncVectorEnv apart and steps its sub-environments by itself; this one it does not."""
+    """SyncVectorEnv that a pool steps as a whole. Of a plain SyncVectorEnv, a pool steps the sub-environments itself."""
 
 
 def faulty_batch(fault: Fault) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """The sub-environments of the worker that makes it."""
+    """Return a vector env with the sub-environments of the calling worker."""
     first = NUM_ENVS // 2 * int(os.environ["FAULTY_WORKER"])
     return FaultyBatch([lambda i=i: FaultyEnv(i, fault) for i in range(first, first + NUM_ENVS // 2)])
 
 
 class FaultyAgents(FaultyEnv):
-    """The same with two agents that act together, shaped like PettingZoo's ParallelEnv."""
+    """Environment with two agents that act in parallel, and the interface of PettingZoo's ParallelEnv."""
 
     metadata = {"name": "faulty_v0"}  # noqa: RUF012
 
@@ -174,7 +174,7 @@ class FaultyAgents(FaultyEnv):
 
 
 class FaultyTurns(FaultyAgents):
-    """The same with agents that act one after the other, shaped like PettingZoo's AECEnv."""
+    """Environment with two agents that act in turn, and the interface of PettingZoo's AECEnv."""
 
     def agent_iter(self) -> Any:
         raise NotImplementedError
@@ -207,7 +207,7 @@ class FaultyTurns(FaultyAgents):
 
 
 class Chooses(Policy):
-    """Says with each action which version chose it; the pool's versions and these numbers go together."""
+    """Policy that returns its number with each action. The number must be equal to the version in the pool."""
 
     def __init__(self, number: int, fault: Fault) -> None:
         self.number, self.fault = number, fault
@@ -222,7 +222,7 @@ class Chooses(Policy):
 
 
 class Lived(NamedTuple):
-    """A transition, with the version that the pool says chose its action, and whether its row begins anew before it."""
+    """Transition with the version that chose the action according to the pool, and whether a restart precedes it."""
 
     observation: list[int]
     action: int
@@ -235,12 +235,12 @@ class Lived(NamedTuple):
 
 
 class Ledger(dict[tuple[int, str], list[Lived]]):
-    """By sub-environment and agent, what was delivered, in order."""
+    """Delivered transitions in order, by sub-environment and agent."""
 
     def __init__(self) -> None:
         self.broken_off: dict[tuple[int, str], bool] = {}
         self.episodes: list[tuple[int, str, float, int]] = []
-        """env_id, reason for the end, return and length of each episode that was listed."""
+        """The env_id, reason for the end, return and length of each listed episode."""
 
     def note(self, episodes: Any) -> None:
         """Note the episodes that a rollout or a gradient lists."""
@@ -249,7 +249,7 @@ class Ledger(dict[tuple[int, str], list[Lived]]):
 
 
 def write_down(rollout: Any, ledger: Ledger) -> None:
-    """Add the transitions of a rollout of one policy, or of the agents that acted by one."""
+    """Add the transitions of a ``Rollout`` or an ``AgentRollout`` to a ledger."""
     following, agents = rollout.next_observations(), getattr(rollout, "agents", None)
     for column, env_id in enumerate(np.asarray(rollout.env_ids).tolist()):
         begins = bool(rollout.restarted[column])
@@ -257,11 +257,11 @@ def write_down(rollout: Any, ledger: Ledger) -> None:
         key = env_id, "" if agents is None else agents[column]
         for row in range(len(real)):
             if not real[row]:
-                # A step worker that died leaves a step that no environment took.
+                # The death of a step worker leaves a row that is not a transition.
                 ledger.broken_off[key] = agents is None
                 continue
             begins = ledger.broken_off.pop(key, False) or begins
-            # An agent that acts in turns may have begun its first turn by an older version.
+            # If agents act in turn, an older version may have chosen the first action.
             first = agents is not None and row == int(np.flatnonzero(real)[0])
             version = int(rollout.first_versions[column]) if first else rollout.policy_version
             ledger.setdefault(key, []).append(
@@ -280,7 +280,7 @@ def write_down(rollout: Any, ledger: Ledger) -> None:
 
 
 def audit(ledger: Ledger) -> set[int]:
-    """Check every transition and what comes after it; the env_ids of which more than one instance lived."""
+    """Check every transition and its successor; return the env_ids that had more than one instance."""
     for lived in ledger.values():
         for one in lived:
             assert one.action == choose(np.array(one.observation)), one
@@ -296,7 +296,7 @@ def audit(ledger: Ledger) -> set[int]:
 
 
 def episodes_lived(ledger: Ledger, lost_by: str) -> list[tuple[int, str, float, int]]:
-    """What `note` must have noted: every episode of which a step was delivered, but those that may go on."""
+    """Return the episodes that ``note`` must have noted: all with a delivered step, except episodes in progress."""
     found = []
     for env_id in sorted({env_id for env_id, _ in ledger}):
         agents = [lived for (of, _), lived in ledger.items() if of == env_id]

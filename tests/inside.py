@@ -1,4 +1,4 @@
-"""What nothing public tells of the workers of a pool or a vector env, in one place."""
+"""Access to private attributes of pools, vector envs and populations, in one place."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Any
 
 
 def workers_of(used: Any) -> Any:
-    """The workers of a pool, a vector env or a population."""
+    """Return the workers of a pool, a vector env or a population."""
     session = used._session
     return session.workers if hasattr(session, "workers") else session.backend.workers
 
 
 def pid_of(used: Any, worker: int) -> int:
-    """The process id of a worker, which is -1 or 0 while the worker is being replaced."""
+    """Return the process id of a worker, which is -1 or 0 while the worker is being replaced."""
     return int(workers_of(used).pid(worker))
 
 
 def generation_of(used: Any, worker: int) -> int:
-    """How often a worker has been replaced."""
+    """Return the number of times that a worker has been replaced."""
     return int(workers_of(used).generation(worker))
 
 
 def deaths_of(pool: Any, worker: int) -> list[Exception]:
-    """The reasons for which a worker of a pool has been replaced so far, which grow with it."""
+    """Return the list of errors for which a worker of a pool has been replaced. The pool appends to it."""
     deaths: list[Exception] = pool._session._supervisor.deaths[worker]
     return deaths

@@ -1,4 +1,4 @@
-"""Modules that take seconds to import, which every process that collects tests or is started by one would do."""
+"""Lazy imports of modules that take seconds to load, which would slow down every process that collects tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Late:
-    """A module that is imported when something of it is used.
+    """Module that is imported when one of its attributes is used.
 
     Args:
         name: Name of the module.
@@ -17,7 +17,7 @@ class Late:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        # pytest looks for marks of its own at everything that a module of tests has.
+        # pytest looks for its own attributes in all objects of a test module.
         if name.startswith(("_", "pytest")):
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)

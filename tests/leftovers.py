@@ -1,4 +1,4 @@
-"""Processes that a test has left behind."""
+"""Search for processes that a test has left behind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ FORK_SERVER_WORDS = "parenv.process.fork_server"
 
 
 def processes_left(others: Iterable[psutil.Process] = ()) -> list[str]:
-    """What runs under this process but fork servers, which outlive the pools, and others that are meant to run.
+    """Return descriptions of descendants of this process, except ``others`` and processes that may remain.
 
-    The resource tracker of multiprocessing, which some libraries start, tqdm among them, lives as long as this process.
+    Fork servers may remain, because they outlive the pools. So may the resource tracker of multiprocessing: libraries
+    such as tqdm start it, and it lives as long as this process.
     """
     meant = {process.pid for process in others}
     running = [process for process in _descendants(os.getpid()) if process.pid not in meant]
@@ -23,7 +24,7 @@ def processes_left(others: Iterable[psutil.Process] = ()) -> list[str]:
 
 
 def _descendants(pid: int) -> Iterator[psutil.Process]:
-    """Its children, and theirs. psutil looks at all processes of the machine, which takes ten times as long."""
+    """Yield all descendants of a process. psutil reads all processes of the machine, which is ten times slower."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             for child in map(psutil.Process, map(int, task.read_text().split())):

@@ -1,4 +1,4 @@
-"""A small population whose every weight can be compared, for tests of populations on workers anywhere."""
+"""Small population with weights that can be compared, for tests with local and remote workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parenv import Fitness, LogUniform, Member, Population, Report, Stop, TorchP
 
 
 class Short(gym.Env[Any, Any]):
-    """Episodes of three steps, whose reward is the action."""
+    """Environment with episodes of three steps, whose reward is the action."""
 
     observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -86,20 +86,20 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def first_turns(path: Path, turns: int) -> list[dict[str, Any]]:
-    """A lineage until so many turns; what was decided meanwhile may be behind it already."""
+    """Return a lineage up to a number of training rounds, without the decisions after them."""
     rows = rows_of(path)
     last = [number for number, row in enumerate(rows) if row["event"] == "turn"][turns - 1]
     return rows[: last + 1]
 
 
 def known_of(report: Report) -> Any:
-    """What must be the same, to the bit; the weights are part of it."""
+    """Return the parts of a report that must be bitwise identical, with a sum of the weights."""
     assert report.metrics is not None
     return report.member, report.turn, report.score, report.metrics["weight"], report.episodes.returns.tolist()
 
 
 def after(path: Path, turns: int, **more: Any) -> tuple[Any, Any]:
-    """The lineage of so many turns, and what is known of them."""
+    """Run a population for a number of training rounds; return its lineage and its reports."""
     with population(lineage=path, **more) as members:
         known = [known_of(report) for report in members.reports(Stop(env_steps=32 * turns))]
     return first_turns(path, turns), known

@@ -1,4 +1,4 @@
-"""Modules of torch that many tests act with. Workers import this module for them, and not a module of tests."""
+"""Torch modules of many tests, in a module that workers import instead of a test module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from faults import choose
 
 
 class Biased(torch.nn.Module):
-    """Has one parameter for a loss, and always takes action 0."""
+    """Module with one parameter for a loss, which always takes action 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Biased(torch.nn.Module):
 
 
 class ChoosingNet(torch.nn.Module):
-    """Acts as :class:`faults.Chooses` does, and has a parameter for gradients."""
+    """Module that acts like :class:`faults.Chooses` and has a parameter for gradients."""
 
     number: torch.Tensor
 

@@ -1,4 +1,4 @@
-"""Policies that many tests act with. Workers import this module for them, and not a module of tests."""
+"""Policies of many tests, in a module that workers import instead of a test module."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def zeros(observations: Any) -> Any:
 
 
 def lean(observations: Any) -> Any:
-    """Push a pole to where it leans; for a ledger, the action is 0 for the first observation of an episode only."""
+    """Push a pole in the direction in which it leans. In a ledger, only the first action of an episode is 0."""
     return (observations[:, 2] > 0).astype(np.int64)
 
 
 class Counter(Policy):
-    """Counts the steps of each episode in its carry, from 10 on."""
+    """Policy that counts the steps of each episode in its carry, starting at 10."""
 
     def initial_carry(self, batch: int) -> Any:
         return np.full(batch, 10)

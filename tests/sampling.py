@@ -1,4 +1,4 @@
-"""Which of many like cases run on every commit."""
+"""Selection of the test cases that run on every commit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 
 def one_in(count: int, *axes: Iterable[Any], first: int = 0) -> list[Any]:
-    """All combinations, as parameters; all but every so many are soaked.
+    """Return all combinations of values as parameters, and mark all but one in ``count`` as ``soak``.
 
-    Two axes are coloured like a chessboard. So every value of an axis is among those that are not soaked, unless there
-    are too few of the others.
+    Of two axes, the unmarked cases are arranged like the fields of one colour on a chessboard. Every value of an axis therefore
+    has an unmarked case, unless the other axis has too few values.
 
     Args:
-        count: one in how many.
-        *axes: values of the parameters; a tuple is a value of several.
-        first: sum of the indices of the first that is not soaked.
+        count: Distance between unmarked cases along an axis.
+        *axes: Values of each parameter. A tuple has values of several parameters.
+        first: Sum of the indices of the first unmarked case.
     """
     return [
         pytest.param(

@@ -1,4 +1,4 @@
-"""Environments of several agents that follow a script, and the plain loops that say what a pool must deliver."""
+"""Multi-agent environments that follow a script, and plain loops that compute what a pool must deliver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parenv import AsyncWorkerPool, Policy
 from parenv.policy.policy import Action
 
 AGENTS = ("fox_0", "fox_1", "hen_0", "hen_1", "hen_2")
-"""Foxes see one number more than hens."""
+"""All possible agents. Foxes observe one number more than hens."""
 
 
 def length(env_id: int, episode: int) -> int:
@@ -21,7 +21,7 @@ def length(env_id: int, episode: int) -> int:
 
 
 def lives(env_id: int, episode: int, agent: str) -> list[tuple[int, int]]:
-    """From which step to which, at latest the last one, an agent is there: some come late, some die and come back."""
+    """Return the ranges of steps in which an agent is alive: some agents join late, others die and return."""
     number, end = AGENTS.index(agent), length(env_id, episode)
     found = {
         0: [(0, end)],
@@ -34,7 +34,7 @@ def lives(env_id: int, episode: int, agent: str) -> list[tuple[int, int]]:
 
 
 class Scripted:
-    """Shaped like PettingZoo's ParallelEnv. The buffers of observations are reused."""
+    """Environment with the interface of PettingZoo's ParallelEnv, which reuses the buffers of its observations."""
 
     metadata = {"name": "scripted_v0"}  # noqa: RUF012
 
@@ -111,7 +111,7 @@ class Scripted:
 
 
 class ScriptedTurns(Scripted):
-    """The same script, shaped like PettingZoo's AECEnv: those who are there act one after the other."""
+    """Environment with the same script and the interface of PettingZoo's AECEnv: living agents act in turn."""
 
     def agent_iter(self) -> Any:
         raise NotImplementedError
@@ -171,29 +171,29 @@ class ScriptedTurns(Scripted):
 
 
 def scripted(count: int, kind: Any = Scripted) -> list[Any]:
-    """Factories of such environments with the numbers from 0 on."""
+    """Return factories of scripted environments with the numbers 0 to ``count - 1``."""
     return [functools.partial(kind, env_id) for env_id in range(count)]
 
 
 def species(agent: str, episode: Any) -> str:
-    """Of ``fox_0``: ``fox``."""
+    """Return the species of an agent, such as ``fox`` for ``fox_0``."""
     return agent.split("_")[0]
 
 
 def opponents(agent: str, episode: Any) -> str:
-    """Foxes have one policy; hens have theirs or a frozen version of it, drawn for each episode."""
+    """Return ``fox`` for foxes. For hens, draw ``hen`` or one of its frozen versions."""
     if agent.startswith("fox"):
         return "fox"
     return str(episode.generator.choice(["hen", *episode.settings["hen"].get("past", [])]))
 
 
 def act(observations: Any) -> Any:
-    """What every policy of the tests does: the action tells whose observation it is for."""
+    """Return the action for each observation, which depends on the agent. All policies of the tests act like this."""
     return (observations[:, :4] * [1, 3, 5, 7]).sum(1) % 50
 
 
 class Lived(NamedTuple):
-    """A transition."""
+    """Transition of an agent."""
 
     observation: list[int]
     action: int
@@ -207,7 +207,7 @@ Ledger = dict[tuple[int, str], list[Lived]]
 
 
 class Counter(Policy):
-    """Counts the steps of each of its agents' lives, in its carry."""
+    """Policy that counts the steps of each life of an agent in its carry."""
 
     def initial_carry(self, batch: int) -> Any:
         return {"steps": np.zeros(batch, np.int64)}
@@ -226,7 +226,7 @@ def named_pool(
     num_workers: int = 0,
     **options: Any,
 ) -> AsyncWorkerPool:
-    """A pool of scripted environments with two policies."""
+    """Return a pool of scripted environments with the policies ``hen`` and ``fox``."""
     envs, policies = scripted(count, kind), {"hen": hen, "fox": fox}
     return AsyncWorkerPool(envs, policies, policy_of=policy_of, num_workers=num_workers, **options)
 
@@ -236,7 +236,7 @@ def one_action(observation: Any) -> Any:
 
 
 def plain_loop(env_id: int, env_steps: int) -> tuple[Ledger, list[list[int]]]:
-    """The transitions of each agent of a sub-environment, and its states, step by step."""
+    """Step an environment in a plain loop; return the transitions of each agent and the state before each step."""
     env, ledger, states = Scripted(env_id), defaultdict(list), []
     seen, _ = env.reset()
     for _ in range(env_steps):
@@ -261,7 +261,7 @@ def plain_loop(env_id: int, env_steps: int) -> tuple[Ledger, list[list[int]]]:
 
 
 def plain_turns(env_id: int, env_steps: int) -> Ledger:
-    """The same where agents act one after the other."""
+    """Step an environment whose agents act in turn in a plain loop; return the transitions of each agent."""
     env, ledger = ScriptedTurns(env_id), defaultdict(list)
     begun: dict[str, tuple[list[int], int]] = {}
     env.reset()
@@ -283,7 +283,7 @@ def plain_turns(env_id: int, env_steps: int) -> Ledger:
 
 
 def delivered(rows: Any, ledger: Ledger) -> None:
-    """Write the transitions of an ``AgentRollout`` into a ledger."""
+    """Add the transitions of an ``AgentRollout`` to a ledger."""
     following = rows.next_observations()
     for row, (env_id, agent) in enumerate(zip(rows.env_ids.tolist(), rows.agents, strict=True)):
         for step in np.flatnonzero(rows.alive[:, row]):

@@ -1,4 +1,4 @@
-"""Scripts that run in a process of their own."""
+"""Scripts that run in a separate process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def printed_by(script: str, *arguments: str) -> str:
-    """What a script writes to its standard output; if it fails, so does this, with what it wrote to the other."""
+    """Run a script and return its standard output. If it fails, fail with its standard error."""
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return done.stdout

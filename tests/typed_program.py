@@ -1,4 +1,4 @@
-"""A program that uses the public API: mypy checks the types that it gets, and no test runs it."""
+"""Program that uses the public API, so that mypy checks the types. No test runs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ assert_type(several.evaluate(3, wait=False), PendingEvaluation)
 
 
 def of_one_policy(pool: AsyncWorkerPool) -> None:
-    """A pool without a type argument has one policy."""
+    """Accept a pool without a type argument, which has one policy."""
     assert_type(next(pool.rollouts()), Rollout)
 
 

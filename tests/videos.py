@@ -1,4 +1,4 @@
-"""In place of moviepy, where that is not installed: keeps the frames that would be encoded."""
+"""Replacement for moviepy that saves the frames of videos as arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 class Clip:
-    """What moviepy's clip is to those who record videos."""
+    """Replacement for moviepy's ``ImageSequenceClip``."""
 
     def __init__(self, frames: list[Any], fps: int) -> None:
         self.frames, self.fps = frames, fps
@@ -22,7 +22,7 @@ class Clip:
 
 
 def keep_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have videos written as arrays from now on."""
+    """Replace moviepy, so that videos are written as arrays."""
     parts = ["moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"]
     for name in parts:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -30,7 +30,7 @@ def keep_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def videos_in(folder: Path) -> dict[str, Any]:
-    """The frames of every video in a folder, and how many a second, by its name."""
+    """Return the frames and the frame rate of every video in a folder, by file name."""
     found = {}
     for path in sorted(folder.rglob("*.npz")):
         with np.load(path) as video:

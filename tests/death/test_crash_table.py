@@ -1,11 +1,11 @@
-"""The crash table: where a worker fails, and how, against what comes of it.
+"""Check the reaction to every fault at every place where a worker can fail, while ledgers audit all transitions.
 
-A fault is an order that the driver leaves as a symbolic link, in the midst of a run; whoever removes the link in worker
-1 obeys it, once. Around every fault the ledgers prove that nothing is lost, delivered twice or torn.
+During a run, the driver orders a fault by a symbolic link. Worker 1 removes the link when it gets to the place, and
+fails once.
 
-In a pool every place meets every fault in one of the modes, except that of the three ways to hang only one is tried, by
-turns. In a vector env every place meets every fault, by turns with on_worker_death "raise" and "restart". What is left
-out, and the other mode, is soaked.
+For pools, every place is combined with every fault in one of the two modes, but only with one of the three hangs. For
+vector envs, every place is combined with every fault, alternately with ``on_worker_death="raise"`` and ``"restart"``.
+All other combinations are soak tests.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ _orders: Path | None = None
 
 
 def order(directory: Path, where: str, how: str) -> None:
-    """Have worker 1 fail at its next visit to a place."""
+    """Order worker 1 to fail when it next gets to a place."""
     os.symlink(how, directory / ("reset" if "reset" in where else where))
 
 
 def obey(where: str) -> None:
-    """Fail if there is an order to, and this is who it is for."""
+    """Fail if this is worker 1 and there is an order for the place."""
     if _orders is None:
         return
     try:
@@ -123,7 +123,7 @@ def obey(where: str) -> None:
 
 
 def set_up(directory: Path, worker: int) -> None:
-    """In every worker: take orders if it is the culprit."""
+    """Make worker 1 take orders."""
     global _orders
     if worker == CULPRIT:
         _orders = directory
@@ -146,7 +146,7 @@ def stamp_obediently(writer: RolloutWriter, **commit: float) -> None:
 
 
 class Obedient(LedgerEnv):
-    """A ledger whose last sub-environment fails on order."""
+    """LedgerEnv that fails on order if it is the last sub-environment."""
 
     def __init__(self, env_id: int) -> None:
         super().__init__(env_id)
@@ -170,7 +170,7 @@ class Obedient(LedgerEnv):
 
 
 class Trap:
-    """A setting that fails on order while a worker loads it."""
+    """Setting of a policy that fails on order while a worker loads it."""
 
     def __getstate__(self) -> dict[str, int]:
         return {"anything": 1}
@@ -180,7 +180,7 @@ class Trap:
 
 
 class Agent(torch.nn.Module):
-    """Its only weight is the number of its version."""
+    """Module whose only weight is the number of its version."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def make_pool(directory: Path, mode: Any = "sync", loss: bool = False, **changed
 
 
 def deliveries(pool: AsyncWorkerPool, loss: bool = False) -> Iterator[Any]:
-    """Rollouts, audited: ledgers, what policy and ``postprocess`` said, gradients, and whose columns are restarted."""
+    """Yield rollouts after checking their ledgers, extras, restarted columns and gradients."""
     expected: dict[int, tuple[int, int]] = {}
     stream: Iterator[Any] = pool.gradients() if loss else pool.rollouts()
     for item in stream:
@@ -259,13 +259,13 @@ def publish(pool: AsyncWorkerPool) -> int:
 
 
 def until_restarted(stream: Iterator[Any]) -> None:
-    """Go on until the culprit is back."""
+    """Take rollouts until worker 1 is back."""
     while not next(stream).restarted.any():
         pass
 
 
 def error_of(act: Callable[[], object]) -> Exception:
-    """What this raises, without the frames, which would keep the shared memory for as long."""
+    """Return the exception that a function raises, without its frames, which would keep the shared memory alive."""
     try:
         act()
     except Exception as error:
@@ -274,7 +274,7 @@ def error_of(act: Callable[[], object]) -> Exception:
 
 
 def check_death(death: Exception, where: str, how: str, limit: str) -> None:
-    """Check what is said of a death: type, who, how, doing what."""
+    """Check the type, attributes and message of the error about the death of a worker."""
     assert type(death) is (WorkerDiedError if how in DEATHS else WorkerTimeoutError)
     assert isinstance(death, WorkerError)
     assert (death.worker, tuple(death.env_ids), death.doing) == (CULPRIT, CULPRITS_ENVS, DOING[where])
@@ -290,7 +290,7 @@ def check_words(said: str, where: str, how: str, limit: str) -> None:
 
 
 def check_raised(error: BaseException, where: str, how: str) -> None:
-    """Check what is said of what was raised: type, where it began, doing what."""
+    """Check the type, message and cause of an exception that was raised in a worker."""
     assert type(error) is RAISED[how][0]
     assert RAISED[how][1] in str(error)
     cause = error.__cause__
@@ -313,7 +313,7 @@ def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _started_helpers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Start what forks the workers, so that no limit of a test is spent on it."""
+    """Start the fork servers, so that their start does not count towards the time limits of a test."""
     directory = tmp_path_factory.mktemp("warm")
     make_pool(directory).close()
     ParallelVectorEnv(FACTORIES, num_workers=2, workers=options(directory)).close()
@@ -356,7 +356,7 @@ def check_recoveries(pool: AsyncWorkerPool, where: str, faults: Iterable[str], d
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", RAISED)
 @pytest.mark.parametrize(("where", "mode"), one_in(2, RUNNING, MODES))
-def test_what_is_raised_in_a_worker_ends_the_pool_in_its_own_type(
+def test_an_exception_in_a_worker_ends_the_pool_with_its_own_type(
     where: str, mode: str, how: str, tmp_path: Path
 ) -> None:
     loss = where == "loss"
@@ -374,7 +374,7 @@ def test_what_is_raised_in_a_worker_ends_the_pool_in_its_own_type(
 
 @pytest.mark.more
 @pytest.mark.parametrize("mode", MODES)
-def test_a_call_that_fails_is_an_error_and_the_pool_goes_on(mode: str, tmp_path: Path) -> None:
+def test_a_call_that_fails_is_an_error_and_the_pool_continues(mode: str, tmp_path: Path) -> None:
     with make_pool(tmp_path, mode) as pool:
         stream = deliveries(pool)
         for how in list(FAULTS)[:-1] if mode == "sync" else [*RAISED, "sleep"]:
@@ -444,7 +444,7 @@ def test_a_replacement_whose_constructor_raises_ends_the_pool(how: str, tmp_path
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("system", ["pool", "vector env"])
 @pytest.mark.parametrize("how", FAULTS)
-def test_whatever_happens_in_close_it_returns_in_time(how: str, system: str, tmp_path: Path) -> None:
+def test_close_returns_in_time_with_every_fault(how: str, system: str, tmp_path: Path) -> None:
     closed: Any
     if system == "pool":
         closed = make_pool(tmp_path, close_timeout_s=ORDERLY_S)
@@ -473,7 +473,7 @@ def make_vector_env(directory: Path, on_worker_death: Any = "raise", **changed: 
 
 
 def run_into(audit: VectorAudit, directory: Path, where: str, how: str, restarted: bool = False) -> list[int]:
-    """Order a fault, and do what makes the culprit pass the place; the env_ids that are flagged by steps."""
+    """Order a fault and make worker 1 get to its place; return the env_ids that steps flag as restarted."""
     order(directory, where, how)
     if where == "call":
         audit.envs.call("poke")
@@ -522,7 +522,7 @@ def test_a_vector_env_restarts_a_worker_wherever_and_however_it_ends(
 
 
 @pytest.mark.parametrize("where", VECTOR_RUNNING)
-def test_what_is_raised_in_a_vector_env_comes_in_its_own_type_and_it_goes_on(where: str, tmp_path: Path) -> None:
+def test_an_exception_keeps_its_type_and_the_vector_env_continues(where: str, tmp_path: Path) -> None:
     with contextlib.closing(make_vector_env(tmp_path)) as envs:
         audit = VectorAudit(envs)
         for how in RAISED:

@@ -1,4 +1,4 @@
-"""However the driver ends, nothing stays behind; and plain scripts need no guard."""
+"""Check that no process or file remains however the driver ends, and that plain scripts need no main guard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sampling import one_in
 LATE_S = 120.0
 PREAMBLE = """
 import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # What runs in the background may have it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A background process may ignore SIGINT.
 import gymnasium as gym, numpy as np
 import parenv
 from parenv import AsyncWorkerPool, Stop
@@ -104,7 +104,7 @@ def run(
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """For the sockets of a driver, which is killed if the test has failed before it ended."""
+    """Yield a directory for the sockets of a driver. If the driver still runs after the test, kill it."""
     with tempfile.TemporaryDirectory(prefix="t-") as name:
         directory = Path(name) / "run"
         directory.mkdir(mode=0o700)
@@ -229,7 +229,7 @@ net = Net()
 @pytest.mark.parametrize(
     ("phase", "signum"), [*((phase, signal.SIGKILL) for phase in PHASES), ("publishing", signal.SIGTERM)]
 )
-def test_in_every_phase_a_killed_driver_leaves_neither_workers_nor_what_they_started(
+def test_a_killed_driver_leaves_neither_workers_nor_their_children_in_any_phase(
     signum: int, phase: str, directory: Path
 ) -> None:
     then, starting, closing = PHASES[phase]
@@ -241,7 +241,7 @@ def test_in_every_phase_a_killed_driver_leaves_neither_workers_nor_what_they_sta
         script = script.replace("lambda o: np.zeros(len(o), int)", "net").replace("\npool =", f"{PUBLISHING}\npool =")
     driver = run(script + then, directory)
     assert driver.stdout is not None
-    # Two workers may say so at once, in one line.
+    # Two workers may print at once, in one line.
     while "now" not in driver.stdout.readline():
         assert driver.poll() is None, driver.communicate()
     time.sleep(0.1)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Search for bytes that the decoder of messages does not withstand, with atheris: ``make fuzz``.
+"""Fuzz the decoder of messages with atheris (``make fuzz``).
 
-What it has found worth keeping goes into the corpus, which the tests replay, by, in ``tests/``,
+The tests replay the corpus. To add the inputs that the fuzzer has found, run in ``tests/``:
 ``PYTHONPATH=. fuzz/fuzz_frames.py -merge=1 -max_len=60000 ../build/fuzz/{corpus,found,real}`` and
 ``tar -czf fuzz/corpus.tar.gz -C ../build/fuzz corpus``.
 """
@@ -46,7 +46,7 @@ WORDS: tuple[Any, ...] = (
 
 
 def mutate(data: bytes, max_size: int, seed: int) -> bytes:
-    """Half of the time any bytes, half of the time the values in the JSON or the order of the frames."""
+    """Change either any bytes, or values in the JSON and the buffers, with equal probability."""
     rng = random.Random(seed)
     frames = split(data)
     if not frames or rng.random() < 0.5:
@@ -82,7 +82,7 @@ def mutated_buffers(buffers: list[bytes], rng: random.Random) -> list[bytes]:
 
 
 def mutated(node: Any, rng: random.Random) -> Any:
-    """A tree in which one node is another."""
+    """Return a copy of a tree in which one node has changed."""
     if isinstance(node, dict) and node and rng.random() < 0.8:
         key = rng.choice(list(node))
         if rng.random() < 0.1:

@@ -1,7 +1,7 @@
-"""Messages as one string of bytes, real ones to begin with, and what must hold for any of them.
+"""Inputs of the fuzzer, which are messages as byte strings, and the checks that must hold for any input.
 
-``python -m fuzz.inputs DIRECTORY``, in ``tests/``, writes the real ones into its ``real``, and what the fuzzer has kept
-into its ``corpus``.
+Run in ``tests/``, ``python -m fuzz.inputs DIRECTORY`` writes real messages into the subdirectory ``real``, and the
+corpus of the fuzzer into ``corpus``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ OF_TYPE = {
 
 
 def examples() -> dict[str, list[bytes]]:
-    """A message of each kind, and one with each sort of value."""
+    """Return the frames of a message of each kind, and of one with each value and space, by name."""
     messages = {kind.__name__: kind(*(OF_TYPE[str(f.type)] for f in dataclasses.fields(kind))) for kind in KINDS}
     messages |= {f"reply-{number}": Reply(1, value) for number, value in enumerate(VALUES)}
     messages |= {f"ready-{number}": Ready([describe(space)] * 2, 4, [], []) for number, space in enumerate(SPACES)}
@@ -75,18 +75,18 @@ def examples() -> dict[str, list[bytes]]:
 
 
 def kept() -> dict[str, bytes]:
-    """What the fuzzer has found worth keeping, by name."""
+    """Return the corpus of the fuzzer, by file name."""
     with tarfile.open(CORPUS) as archive:
         return {Path(one.name).name: archive.extractfile(one).read() for one in archive if one.isfile()}  # type: ignore[union-attr]
 
 
 def join(frames: Sequence[bytes]) -> bytes:
-    """Frames behind one another, each after its length."""
+    """Concatenate frames, each preceded by its length."""
     return b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames)
 
 
 def split(data: bytes) -> list[bytes]:
-    """The frames in any bytes at all: a last frame is as long as there are bytes."""
+    """Split arbitrary bytes into frames. The last frame may be shorter than its length field."""
     frames, at = [], 0
     while at + _LENGTH.size <= len(data):
         (length,) = _LENGTH.unpack_from(data, at)
@@ -97,10 +97,12 @@ def split(data: bytes) -> list[bytes]:
 
 
 def check(frames: Sequence[bytes]) -> bool:
-    """Decode what may be a message.
+    """Decode frames that may be a message.
+
+    Check that a message can be encoded and decoded again without a change, and that it has no arrays of objects.
 
     Returns:
-        Whether it is one; what comes out then goes in again as the same bytes, and holds no objects.
+        Whether the frames are a message.
     """
     began = time.process_time()
     try:
@@ -108,7 +110,7 @@ def check(frames: Sequence[bytes]) -> bool:
     except ProtocolError:
         return False
     finally:
-        assert time.process_time() - began < LIMIT_S, "it took too long to decode"
+        assert time.process_time() - began < LIMIT_S, "decoding took too long"
     said = to_frames(sender, message)
     assert to_frames(*from_frames(said)) == said
     for field in dataclasses.fields(message):
@@ -120,7 +122,7 @@ def check(frames: Sequence[bytes]) -> bool:
 
 
 def _use(value: Any) -> None:
-    """Do what would find memory that is not the value's own."""
+    """Read all memory of a value, which reveals accesses to memory that is not its own."""
     if isinstance(value, list | tuple):
         for item in value:
             _use(item)
@@ -136,7 +138,7 @@ def _use(value: Any) -> None:
 
 
 def _descriptions(node: Any) -> Iterator[Any]:
-    """Whatever a driver might take for the description of a space."""
+    """Yield everything that a driver may interpret as the description of a space."""
     yield node
     if isinstance(node, list):
         yield from node[:4]
@@ -149,7 +151,7 @@ def _rebuild(description: Any) -> None:
     except ProtocolError:
         return
     finally:
-        assert time.process_time() - began < LIMIT_S, "it took too long to rebuild"
+        assert time.process_time() - began < LIMIT_S, "rebuilding took too long"
     again = describe(space)
     assert rebuild(again) == space
     repr(space)

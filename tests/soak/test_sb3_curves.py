@@ -1,4 +1,4 @@
-"""Models that learn on parenv's workers learn as well as without them, over seeds. Run by make soak."""
+"""Check over several seeds that SB3 models learn as well on parenv's workers as without them (``make soak``)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def one_thread() -> Iterator[None]:
 def mean_return(
     kind: Any, env_id: str, n_envs: int, steps: int, seed: int, how: dict[str, Any], **settings: Any
 ) -> Any:
-    """Of the last episodes of a training."""
-    # Given an id, make_vec_env makes environments that can be drawn, of which LunarLander simulates the flames too.
+    """Train a model and return the mean return of its last episodes."""
+    # Given an id, make_vec_env sets a render mode, and LunarLander would simulate the flames too.
     envs = make_vec_env(partial(gym.make, env_id), n_envs, seed)
     model = kind("MlpPolicy", envs, seed=seed, device="cpu", stats_window_size=20, **settings)
     if how:
@@ -67,7 +67,7 @@ def test_async_ends_within_the_noise_of_seeds(
     assert abs(plain.mean() - on_workers.mean()) <= spread
 
 
-def test_ppo_solves_cartpole_with_every_seed_as_it_does_without_workers() -> None:
+def test_ppo_solves_cartpole_with_every_seed_exactly_as_without_workers() -> None:
     zoo: dict[str, Any] = {
         "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
         "learning_rate": lambda left: 1e-3 * left, "clip_range": lambda left: 0.2 * left,

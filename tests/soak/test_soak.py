@@ -1,4 +1,4 @@
-"""Minutes long: every fault at once, many transitions audited, many pools made, broken and closed. Run by make soak."""
+"""Check long runs with many faults, transitions and pools for lost transitions and leaks (``make soak``)."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ OFTEN = WorkerOptions(restart=RestartPolicy(backoff_s=1e-3))
 def nemesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     module = importlib.import_module("nemesis")
-    # As for a script: by name, every worker would have to import it, and torch with it.
+    # Pickle by value, as for a script. Otherwise, every worker would import the module, and torch with it.
     cloudpickle.register_pickle_by_value(module)
     yield module
     cloudpickle.unregister_pickle_by_value(module)
 
 
-def test_the_audit_sees_what_is_lost_what_comes_twice_and_what_is_torn(nemesis: Any) -> None:
+def test_the_audit_detects_lost_duplicated_and_torn_transitions(nemesis: Any) -> None:
     with AsyncWorkerPool(
         [lambda env_id=env_id: LedgerEnv(env_id, pool_seed=5) for env_id in range(4)],  # type: ignore[misc]
         zeros,
@@ -65,7 +65,7 @@ def test_the_audit_sees_what_is_lost_what_comes_twice_and_what_is_torn(nemesis: 
     assert wrong == ["", "lost", "duplicated", "", "torn"]
 
 
-def test_a_million_transitions_under_every_fault_none_lost_none_twice_none_torn_and_nothing_left(nemesis: Any) -> None:
+def test_a_million_transitions_survive_every_fault_and_nothing_is_left_behind(nemesis: Any) -> None:
     results = nemesis.run(SECONDS_PER_SCENARIO)
     print(nemesis.table(results))
     for name, result in results.items():
@@ -97,11 +97,11 @@ class SimulatorError(RuntimeError):
 
 
 class Breaks(LedgerEnv):
-    """Does something bad at its fifth step."""
+    """LedgerEnv that fails at its fifth step."""
 
     def __init__(self, env_id: int, breaks: Callable[[], None]) -> None:
         super().__init__(env_id, max_length=99)
-        # Else every segfault prints a stack.
+        # Otherwise, every segfault prints a stack.
         faulthandler.disable()
         self._breaks, self._steps = breaks, 0
 
@@ -149,7 +149,7 @@ def killed_and_replaced(number: int) -> None:
             pass
 
 
-def killed_and_closed_in_the_midst(number: int) -> None:
+def killed_and_closed_at_once(number: int) -> None:
     with pool_of(ledgers(4), number, OFTEN) as pool:
         next(pool.rollouts())
         kill(pool, number % 2)
@@ -167,7 +167,7 @@ def segfaulted(number: int) -> None:
         list(pool.rollouts())
 
 
-def closed_under_way(number: int) -> None:
+def closed_while_running(number: int) -> None:
     with pool_of(ledgers(4), number, OFTEN) as pool:
         next(pool.rollouts())
 
@@ -184,19 +184,22 @@ def vector_env_killed_and_replaced(number: int) -> None:
 
 
 CYCLES = (
-    killed, killed_and_replaced, killed_and_closed_in_the_midst, raised, segfaulted, closed_under_way,
+    killed, killed_and_replaced, killed_and_closed_at_once, raised, segfaulted, closed_while_running,
     vector_env_killed_and_replaced,
 )  # fmt: skip
 
 
 def processes() -> dict[str, psutil.Process]:
-    """This one, and the helpers that start workers."""
+    """Return this process and its fork servers, by name."""
     helpers = (psutil.Process(fork_server._process.pid) for fork_server in launcher._fork_servers.values())
     return {"driver": psutil.Process(), **{f"helper {number}": helper for number, helper in enumerate(helpers)}}
 
 
 def held_now() -> dict[str, list[int]]:
-    """Descriptors, threads and children of each process; of the helpers' children, none that only is about to end."""
+    """Return the numbers of descriptors, threads and children of each process.
+
+    Wait a moment for children of the fork servers that are about to exit.
+    """
     gc.collect()
     deadline = time.monotonic() + 3
     while len(psutil.Process().children(recursive=True)) >= len(processes()) and time.monotonic() < deadline:
@@ -208,7 +211,7 @@ def held_now() -> dict[str, list[int]]:
 
 
 def memory_now() -> list[int]:
-    """Bytes of each process."""
+    """Return the resident memory of each process, in bytes."""
     return [process.memory_info().rss for process in processes().values()]
 
 
@@ -218,7 +221,7 @@ def test_1000_pools_and_envs_that_are_made_broken_and_closed_leave_nothing() -> 
     held, threads, memory = held_now(), threading.active_count(), memory_now()
     for number in range(1000):
         CYCLES[number % len(CYCLES)](number)
-    # A helper closes its end of a pool a moment after the pool is closed, when it gets to it.
+    # A fork server closes its end of a pool a moment after the pool is closed.
     deadline = time.monotonic() + 60
     while held_now() != held and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""TorchRL's losses learn as fast on rollouts of a pool as on those of TorchRL's own collector. Run by make soak."""
+"""Check that TorchRL's losses learn as fast on a pool's rollouts as with TorchRL's collector (``make soak``)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore")]  # TorchRL warns of its next version.
+pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore")]  # TorchRL warns about its next version.
 SEEDS = (1, 2, 3)
 GIVEN_UP, SOLVED = 200_000, 475.0
 
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """examples/torchrl_ppo.py."""
+    """Return the module ``examples/torchrl_ppo.py``."""
     pytest.importorskip("torchrl", reason="needs parenv[torchrl]")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     return importlib.import_module("torchrl_ppo")
 
 
 def steps_with_its_own_collector(example: Any, seed: int) -> int:
-    """Env steps until CartPole is solved, by the learner of the example."""
+    """Train the learner of the example with TorchRL's collector; return the env steps until CartPole is solved."""
     from torchrl.collectors import Collector
     from torchrl.envs import GymEnv, RewardSum, SerialEnv, TransformedEnv
 
