@@ -1,3 +1,5 @@
+"""Fixtures of the unit tests."""
+
 from __future__ import annotations
 
 import gc
@@ -7,8 +9,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True, scope="package")
-def what_is_imported_is_not_searched_for_garbage() -> Iterator[None]:
-    """The collection after each test would take most of the time of these tests."""
+def freeze_imported_objects() -> Iterator[None]:
+    """Freeze all imported objects: otherwise the garbage collection after each test takes most of the time."""
     gc.collect()
     gc.freeze()
     yield

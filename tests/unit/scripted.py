@@ -1,4 +1,4 @@
-"""Sub-environments that show what they are told to, and rollouts of them without a worker."""
+"""Scripted environments, and rollouts that are collected from them without a worker process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ TWO = spaces.Discrete(2)
 
 
 class Scripted(gym.Env[Any, Any]):
-    """Shows the given observations one after the other, raises those that are exceptions, and ends every ``length``."""
+    """Environment that returns the given observations in order and ends its episode every ``length`` steps.
+
+    If an observation is an exception, the environment raises it. Actions and seeds are recorded.
+    """
 
     def __init__(self, space: Any, shown: Sequence[Any], length: int = 1 << 30, action_space: Any = TWO) -> None:
         self.observation_space, self.action_space = space, action_space
@@ -49,12 +52,12 @@ class Scripted(gym.Env[Any, Any]):
 
 
 def quiet() -> StatusSlot:
-    """A line of progress that nobody reads."""
+    """Return a status slot that no other process reads."""
     return StatusSlot(np.zeros(256, np.uint8), 0)
 
 
 class Run:
-    """A stepper that has been reset, and the rollouts it is made to fill."""
+    """Collector of rollouts from a stepper, which it resets when it is created."""
 
     def __init__(self, stepper: Stepper, length: int) -> None:
         self.stepper = stepper
@@ -64,7 +67,11 @@ class Run:
         self._rows, _ = reset(stepper, self.spec.observations, range(stepper.num_envs))
 
     def rollout(self, actions: Sequence[Any] | None = None) -> Rollout:
-        """The next rollout; the same actions in every step, one array or list per leaf, or zeros."""
+        """Collect the next rollout.
+
+        Args:
+            actions: One array or list per leaf, used in every step. Default: zeros.
+        """
         writer, batch, length = self.writer, self.stepper.num_envs, self.spec.rollout_length
         writer.begin(self._rows)
         writer.plain["resetting"][:] = self.stepper.resetting
@@ -78,14 +85,14 @@ class Run:
 
 
 def stepped(env: Scripted, steps: int) -> RolloutWriter:
-    """What a single environment has written after so many steps."""
+    """Step a single environment and return the writer of its rollout."""
     run = Run(EnvStepper([env], 0, quiet()), steps)
     run.rollout()
     return run.writer
 
 
 def audit(stepper: Stepper, rollouts: int) -> int:
-    """Episode ends in rollouts of ledger environments, every step of which is checked."""
+    """Check every step in rollouts of ledger environments, and return the number of episodes that ended."""
     run, expected, ends = Run(stepper, 11), dict[int, tuple[int, ...]](), 0
     for _ in range(rollouts):
         rollout = run.rollout()

@@ -1,4 +1,4 @@
-"""Facts from statistics that are given, the search over settings whose rates are given, and reports. No processes."""
+"""Check the facts derived from statistics, the search over settings with given rates, and the advice reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTING = Setting(2, 32, "sync", "experience", 128)
 
 
 def advice(setting: Setting = SETTING, max_policy_lag: int | None = None, **statistics: Any) -> Advice:
-    """Facts about 10 rollouts of 4096 env steps each, in which everything took no time but what is given."""
+    """Return facts about 10 rollouts of 4096 env steps each. Statistics that are not given are 0."""
     nothing: dict[str, Any] = {field.name: 0 for field in fields(PoolStatistics)}
     nothing |= {"policy_lag": {}, "driver_seconds": {}, "rollouts": 10, "env_steps": 40_960}
     nothing |= {"rollout_seconds": math.nan, "rollout_seconds_spread": math.nan}
@@ -31,7 +31,7 @@ def advice(setting: Setting = SETTING, max_policy_lag: int | None = None, **stat
 
 
 def pointers(found: Advice) -> dict[str, str]:
-    """Settings at which facts point, by the facts' names."""
+    """Return the setting that each fact points at, by the name of the fact."""
     facts = (*found.workers, *found.driver, *found.limits)
     return {fact.name: fact.setting for fact in facts if fact.setting is not None}
 
@@ -90,7 +90,7 @@ def test_a_loop_that_only_learns_gains_nothing_and_one_that_only_waits_has_no_bo
         ({"copied_rollouts": 3}, {}),
     ],
 )
-def test_a_fact_points_at_a_setting_where_it_is_large(statistics: Any, expected: dict[str, str]) -> None:
+def test_a_large_fact_points_at_a_setting(statistics: Any, expected: dict[str, str]) -> None:
     assert pointers(advice(**statistics)) == expected
 
 
@@ -145,7 +145,7 @@ def test_a_setting_can_be_pasted_and_compared() -> None:
 
 
 def search(rate: Callable[[Setting], float], present: Setting = SETTING, **options: Any) -> tuple[Setting, Any]:
-    """The recommended setting and all that were measured, in order."""
+    """Return the recommended setting and all measured settings in order."""
     measured: list[Setting] = []
 
     def rate_of(setting: Setting) -> float:
@@ -178,7 +178,7 @@ def test_a_difference_below_a_tenth_is_not_worth_a_change() -> None:
     assert search(lambda setting: 1.15 if setting.mode == "async" else 1.0)[0] == replace(SETTING, mode="async")
 
 
-def test_environments_that_sleep_get_workers_until_more_bring_nothing() -> None:
+def test_sleeping_environments_get_workers_until_more_do_not_help() -> None:
     present = replace(SETTING, num_envs=4)
     best, measured = search(lambda setting: min(setting.num_workers, 32), present)
     assert (best.num_workers, best.num_envs) == (32, 32), "there is a sub-environment for each worker"
@@ -186,7 +186,7 @@ def test_environments_that_sleep_get_workers_until_more_bring_nothing() -> None:
     assert search(lambda setting: setting.num_workers, present)[0].num_workers == 128, "the search has an end"
 
 
-def test_where_workers_cost_more_than_they_bring_there_are_none() -> None:
+def test_no_workers_are_recommended_if_workers_are_slower() -> None:
     best, measured = search(lambda setting: 100.0 if setting.num_workers == 0 else 10.0, can_share_learning=True)
     assert best == replace(SETTING, num_workers=0)
     without = measured[measured.index(best) + 1 :]
@@ -194,7 +194,7 @@ def test_where_workers_cost_more_than_they_bring_there_are_none() -> None:
     assert search(lambda setting: 1 / max(1, setting.num_workers))[0].num_workers in (0, 1)
 
 
-def test_each_argument_is_found_by_the_rate_that_it_brings() -> None:
+def test_the_search_finds_the_best_value_of_each_argument() -> None:
     def rate(setting: Setting) -> float:
         gradient = 3.0 if setting.parallelism == "gradient" else 1.0
         device = 2.0 if setting.worker_device == "cuda" else 1.0
@@ -207,13 +207,13 @@ def test_each_argument_is_found_by_the_rate_that_it_brings() -> None:
     assert (stepped.num_workers, stepped.step_workers) == (1, 2)
 
 
-def test_processes_that_step_need_two_sub_environments_each() -> None:
+def test_step_workers_need_two_sub_environments_each() -> None:
     _, measured = search(lambda setting: 1.0, replace(SETTING, num_envs=2))
     assert not any(setting.step_workers for setting in measured)
 
 
 def advised(monkeypatch: pytest.MonkeyPatch, rates: Callable[[Setting, int], float]) -> AdviceReport:
-    """Advice from runs whose rates are given, by their setting and their number."""
+    """Return the advice for runs whose rates are a function of their setting and their number."""
     numbers = itertools.count()
 
     def trained(environment: Any, agent: Any, setting: Setting, seconds: float) -> tuple[float, Advice]:
@@ -223,7 +223,7 @@ def advised(monkeypatch: pytest.MonkeyPatch, rates: Callable[[Setting, int], flo
     return advise("CartPole-v1", seconds=0.1, num_workers=2, num_envs=32, rollout_length=128)
 
 
-def test_the_fastest_setting_runs_in_turn_with_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_setting_alternates_with_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[Setting] = []
 
     def rates(setting: Setting, number: int) -> float:
@@ -281,12 +281,12 @@ def test_a_report_ends_with_the_setting_to_take_and_its_measured_gain() -> None:
     )
 
 
-def test_another_size_of_updates_is_reported_with_the_recommendation() -> None:
+def test_a_different_update_size_is_reported_with_the_recommendation() -> None:
     text = str(report(replace(SETTING, mode="async"), 1000.0, 2000.0))
     assert text.endswith("an update then learns from 2,048 env steps instead of 4,096: check that it learns as well")
 
 
-def test_a_report_that_keeps_the_setting_says_so_and_json_has_everything() -> None:
+def test_a_report_may_keep_the_setting_and_its_json_is_complete() -> None:
     kept = report(SETTING, 1000.0, 1000.0)
     assert str(kept).endswith("\nkeep the present setting: no other is at least 1.1 times as fast")
     found = json.loads(kept.to_json())
@@ -302,7 +302,7 @@ def test_a_report_warns_of_a_busy_machine() -> None:
     assert "Warning: the load average before was 1.5 on 2 cores." in busy
 
 
-def test_an_accelerated_run_reports_where_the_models_time_goes_and_what_waiting_costs() -> None:
+def test_the_advice_for_an_sb3_run_has_the_share_of_each_part_of_the_time() -> None:
     costs = RunCosts(16, 2, "sync", False, 1000, 3.0, 4.0, 4.0)
     waiting, storing, learning = RunAdvice(costs).facts
     assert (waiting.share, storing.share, learning.share) == (0.375, 0.125, 0.5)

@@ -1,4 +1,4 @@
-"""Messages of hosts that are accepted, and a sample of those that are refused while they are decoded and checked."""
+"""Check that valid messages of hosts are accepted and that malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -91,23 +91,23 @@ EXCESS = (
 )
 
 
-def said(message: Any) -> Any:
-    """A message of a host, as the main process decodes it."""
+def received(message: Any) -> Any:
+    """Return a message of a host as the main process decodes it."""
     return decode(to_frames(WORKER, message), LIMIT)[1]
 
 
 def ready(message: Any, steps: bool = False, policies: Sequence[str] = (), first: bool = True) -> None:
-    check_ready(said(message), steps, policies, first)
+    check_ready(received(message), steps, policies, first)
 
 
 def commit(message: Any, spec: SlotSpec, num_ends: int = 0) -> None:
-    check_commit(said(message), spec, 2, num_ends)
+    check_commit(received(message), spec, 2, num_ends)
 
 
 def reply(method: str, asked: int, value: Any) -> Any:
-    """The answer to a call, which policies with names give if the method ends so."""
+    """Check the reply to a call and return its value. The suffix " by name" of a method selects named policies."""
     named = " by name"
-    return checked_reply(method.removesuffix(named), asked, said(Reply(1, value)).value, method.endswith(named))
+    return checked_reply(method.removesuffix(named), asked, received(Reply(1, value)).value, method.endswith(named))
 
 
 REPLIES = [
@@ -172,7 +172,7 @@ def test_a_reply_of_another_shape_is_refused(method: str, asked: int, value: Any
 
 
 @pytest.mark.parametrize("failure", [5, None, [], [0, 0, 0, "step", ["builtins", "ValueError"], 5, "", {}]])
-def test_what_a_turn_has_raised_is_an_exception(failure: Any) -> None:
+def test_a_malformed_failure_of_a_training_round_is_refused(failure: Any) -> None:
     with pytest.raises(ProtocolError):
         reply("turn", 0, {"failure": failure})
 
@@ -180,7 +180,7 @@ def test_what_a_turn_has_raised_is_an_exception(failure: Any) -> None:
 @pytest.mark.parametrize(
     "tensor", [["<f8", [2], np.zeros(16, np.uint8)], ["float32", [3], np.zeros(8, np.uint8)], ["float32", [1]], [1]]
 )
-def test_the_state_of_a_member_has_tensors_that_can_be_read(tensor: Any) -> None:
+def test_malformed_tensors_in_the_state_of_a_member_are_refused(tensor: Any) -> None:
     with pytest.raises((ProtocolError, ValueError, RuntimeError, TypeError)):
         reply("turn", 0, TURN | {"state": {**TURN["state"], "tensors": {"weight": {"torch.Tensor": tensor}}}})
 
@@ -193,11 +193,11 @@ def test_the_state_of_a_member_has_tensors_that_can_be_read(tensor: Any) -> None
         ("a\rb\x9bc\u202ed\ud800", "a\\rb\\x9bc\\u202ed\\ud800"),
     ],
 )
-def test_what_would_move_a_terminal_is_shown_and_does_nothing(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert harmless(text) == shown
 
 
-def test_what_honest_workers_say_is_let_through() -> None:
+def test_valid_messages_are_accepted() -> None:
     ready(STEPS, steps=True)
     ready(ROLLOUTS)
     ready(AGENTS, policies=POLICIES)
@@ -206,7 +206,7 @@ def test_what_honest_workers_say_is_let_through() -> None:
         with pytest.raises(ProtocolError, match="must have the task of its job"):
             ready(message, steps)
     for message in (FAILURE, SIDE_DATA, *OF_HOSTS):
-        assert said(message) == message
+        assert received(message) == message
     commit(COMMIT, SPEC, 1)
     commit(REPORT, GRADIENT)
     commit(replace(REPORT, report=[30, {}, COLUMNS, 0, []]), EPISODES)
@@ -214,9 +214,9 @@ def test_what_honest_workers_say_is_let_through() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"kind": "ValueError"}, {"attributes": [3]}, {"attributes": {3: "code"}}], ids=str)
-def test_a_failure_of_another_form_is_refused(changed: dict[str, Any]) -> None:
+def test_a_malformed_failure_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        said(replace(FAILURE, **changed))
+        received(replace(FAILURE, **changed))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_failure_of_another_form_is_refused(changed: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_a_worker_of_a_vector_env_says_nothing_else(changed: dict[str, Any]) -> None:
+def test_a_malformed_ready_message_for_a_vector_env_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         ready(replace(STEPS, **changed), steps=True)
 
@@ -255,7 +255,7 @@ def test_a_worker_of_a_vector_env_says_nothing_else(changed: dict[str, Any]) -> 
     ],
     ids=lambda changed: str(changed)[:40],
 )
-def test_a_worker_of_a_pool_says_nothing_else(changed: dict[str, Any]) -> None:
+def test_a_malformed_ready_message_for_a_pool_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises((ProtocolError, ConfigurationError)):
         ready(replace(ROLLOUTS, **changed))
 
@@ -273,7 +273,7 @@ def test_a_worker_of_a_pool_says_nothing_else(changed: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_objects_of_a_rollout_have_its_shape(objects: dict[Any, Any]) -> None:
+def test_objects_of_another_shape_than_the_rollout_are_refused(objects: dict[Any, Any]) -> None:
     with pytest.raises(ProtocolError):
         commit(replace(COMMIT, objects={**COMMIT.objects, **objects}), SPEC, 1)
 
@@ -313,7 +313,7 @@ def test_objects_of_a_rollout_have_its_shape(objects: dict[Any, Any]) -> None:
     ],
     ids=lambda value: "" if isinstance(value, SlotSpec) else str(value)[:60],
 )
-def test_a_report_is_of_a_gradient_and_of_numbers(spec: SlotSpec, report: Any) -> None:
+def test_a_malformed_report_of_a_gradient_is_refused(spec: SlotSpec, report: Any) -> None:
     objects = COMMIT.objects if spec is SPEC else {}
     with pytest.raises(ProtocolError):
         commit(replace(COMMIT, objects=objects, report=report), spec, 1)
@@ -338,7 +338,7 @@ def test_a_report_is_of_a_gradient_and_of_numbers(spec: SlotSpec, report: Any) -
     ],
     ids=str,
 )
-def test_a_worker_that_does_not_say_its_agents_is_refused(changed: dict[str, Any]) -> None:
+def test_a_ready_message_with_malformed_agents_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         ready(replace(AGENTS, **changed), policies=POLICIES)
 
@@ -359,7 +359,7 @@ def test_a_worker_that_does_not_say_its_agents_is_refused(changed: dict[str, Any
     ],
     ids=str,
 )
-def test_a_rollout_is_reported_in_steps_versions_and_policies(changed: dict[str, Any]) -> None:
+def test_a_malformed_commit_of_named_policies_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         commit(replace(AGENTS_COMMIT, **changed), AGENTS_SPEC)
 
@@ -378,14 +378,14 @@ def test_a_rollout_is_reported_in_steps_versions_and_policies(changed: dict[str,
     ],
     ids=str,
 )
-def test_parts_of_episodes_have_as_many_values_as_rows(changed: dict[str, Any]) -> None:
+def test_parts_of_episodes_must_have_as_many_values_as_rows(changed: dict[str, Any]) -> None:
     commit(PARTS_COMMIT, PARTS, 1)
     with pytest.raises(ProtocolError):
         commit(replace(PARTS_COMMIT, **changed), PARTS, 1)
 
 
 @pytest.mark.parametrize(("field", "value"), [("column", 2), ("column", -1), ("version", 5), ("version", -1)])
-def test_rows_of_episodes_are_by_a_version_that_was_sent_and_of_the_worker(field: str, value: int) -> None:
+def test_rows_of_episodes_must_have_a_known_version_and_a_column_of_the_worker(field: str, value: int) -> None:
     rows = np.zeros(3, ROW_DTYPE)
     rows["is_after"][1] = 1
     check_rows(rows, 2, 1, 4)
@@ -414,13 +414,13 @@ def test_rows_of_episodes_are_by_a_version_that_was_sent_and_of_the_worker(field
     ],
     ids=str,
 )
-def test_an_evaluation_by_name_has_its_columns(value: Any) -> None:
+def test_a_malformed_evaluation_of_named_policies_is_refused(value: Any) -> None:
     with pytest.raises(ProtocolError):
         reply("evaluate by name", 3, value)
 
 
 @pytest.mark.parametrize(("field", "group", "policy"), [("policies", 1, 1), ("assigned", 2, 0), ("policies", 2, 7)])
-def test_who_acts_is_a_policy_of_these_agents(field: str, group: int, policy: int) -> None:
+def test_agents_must_act_by_a_policy_of_their_group(field: str, group: int, policy: int) -> None:
     layout = slot_layout(AGENTS_SPEC, 2, 1)
     slots = SlotMap(bytearray(layout.total_bytes), AGENTS_SPEC, 0, layout.total_bytes, False, (2,), 1, lambda: names)
     names = {0: "clever", 1: "shy", 2: "shy"}
@@ -441,7 +441,7 @@ def test_who_acts_is_a_policy_of_these_agents(field: str, group: int, policy: in
 
 
 @pytest.mark.parametrize("filling", [b"[],", b"[[]],", b'{"tuple":[]},', b'{"dict":[]},'])
-def test_a_head_of_many_lists_is_refused_before_it_is_read(filling: bytes) -> None:
+def test_a_message_with_too_many_brackets_is_refused(filling: bytes) -> None:
     header = bytes(to_frames(WORKER, Reply(1, None))[0][:HEADER_BYTES])
     each = filling.count(b"[") + filling.count(b"{")
     many = (max_brackets(LIMIT) - 2) // each
@@ -462,7 +462,7 @@ def test_a_head_of_many_lists_is_refused_before_it_is_read(filling: bytes) -> No
     ],
     ids=["arrays", "tuples", "lists", "text", "bytes", "brackets in a text"],
 )
-def test_a_host_sends_an_error_in_place_of_what_its_driver_would_refuse(value: Any, fits: bool) -> None:
+def test_a_host_sends_a_failure_if_its_message_would_be_refused(value: Any, fits: bool) -> None:
     frames = fitting(WORKER, Reply(1, value), LIMIT)
     decode(frames, LIMIT)
     _, message = from_frames(frames)

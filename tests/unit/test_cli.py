@@ -1,4 +1,4 @@
-"""The command's pure parts: what can be named, what is planned, what is shown. No process is started."""
+"""Check the parts of the command that start no process: names, plans, tables, reports and error messages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Terminal(io.StringIO):
 
 
 class Sensitive(gym.Env[Any, Any]):
-    """An environment with any spaces, that insists on actions of its own."""
+    """Environment with the given spaces that asserts that each action is in its action space."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         self.observation_space, self.action_space = observation_space, action_space
@@ -111,7 +111,7 @@ def a_report() -> BenchReport:
     )
 
 
-def test_a_report_closes_with_what_is_fastest_and_warns_of_a_busy_machine() -> None:
+def test_a_report_ends_with_the_fastest_system_and_warns_of_a_busy_machine() -> None:
     idle = replace(a_report(), machine={**machine(), "cores": 2, "load_average": 0.5})
     pools = (
         Throughput("AsyncWorkerPool, sync", 64, 2, Spread(3000.0, 3000.0, 3000.0)),
@@ -152,7 +152,7 @@ def test_a_report_closes_with_what_is_fastest_and_warns_of_a_busy_machine() -> N
         (["CartPole-v1", "--plot", "/tmp/place.xyz"], "the format of a plot must be one of "),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_starts(
+def test_invalid_arguments_are_refused_before_anything_starts(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_module, "interleaved", pytest.fail)
@@ -178,7 +178,7 @@ def test_the_command_has_the_defaults_of_the_function() -> None:
     assert tuple(options["num_envs"]) == defaults["num_envs"]
 
 
-def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -187,7 +187,7 @@ def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().err == "parenv bench: interrupted\n"
 
 
-def test_what_fails_on_the_way_is_no_traceback(
+def test_an_error_of_parenv_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*arguments: Any) -> Any:
@@ -213,7 +213,7 @@ def test_an_environment_is_named_by_id_or_by_module_and_factory(
     assert named_factory("my_envs:Makers.pole") is environment_factory("my_envs:Makers.pole")
 
 
-def test_an_environment_that_raises_is_named_with_what_it_did() -> None:
+def test_the_error_for_an_environment_that_raises_has_the_step_and_the_action() -> None:
     def broken() -> Any:
         env = Sensitive(spaces.Discrete(2), spaces.Discrete(2))
         env.step = lambda action: 1 / 0  # type: ignore[method-assign]
@@ -251,7 +251,7 @@ def test_the_small_network_fits_any_space_of_fixed_size_and_any_device(space: An
 
 
 @pytest.mark.parametrize("text_is", ["observation_space", "action_space"])
-def test_a_space_without_a_fixed_size_needs_an_agent_or_in_bench_no_pool(text_is: str) -> None:
+def test_a_space_without_a_fixed_size_needs_an_agent_or_no_pool(text_is: str) -> None:
     both = {"observation_space": spaces.Discrete(2), "action_space": spaces.Discrete(2), text_is: spaces.Text(3)}
     with pytest.raises(ConfigurationError) as refused:
         advise(lambda: Sensitive(**both))
@@ -288,7 +288,7 @@ def test_a_report_survives_json() -> None:
     assert BenchReport.from_json(json.dumps(content)).cost_failures == {}
 
 
-def test_the_machine_says_what_it_is() -> None:
+def test_the_description_of_the_machine_can_be_stored_as_json() -> None:
     facts = machine()
     assert json.loads(json.dumps(facts)) == facts
     assert {"gymnasium", "numpy", "torch"} <= set(facts["packages"])
@@ -322,7 +322,7 @@ def test_tables_show_medians_ranges_ratios_and_failures() -> None:
     ]
 
 
-def test_measurements_are_taken_in_turn_and_failures_end_only_their_own() -> None:
+def test_measurements_alternate_and_a_failure_ends_only_its_own_subject() -> None:
     log: list[str] = []
 
     def subject(name: str, figures: list[float], **options: Any) -> Subject:
@@ -353,20 +353,20 @@ def test_measurements_are_taken_in_turn_and_failures_end_only_their_own() -> Non
     assert told[:4] == ["0 starting d", "0 starting a", "0 starting b", "0 starting c"]
 
 
-def test_the_step_of_an_environment_whose_every_step_ends_an_episode_is_measured_in_the_given_time() -> None:
+def test_steps_of_one_step_episodes_are_measured_in_the_given_time() -> None:
     class OneStep(Sensitive):
         steps = 0
 
         def step(self, action: Any) -> Any:
             self.steps += 1
-            assert self.steps <= 100, "it was to end after one"
+            assert self.steps <= 100, "the measurement must end with the given time"
             return self.observation_space.sample(), 0.0, True, False, {}
 
     environment = tried_out(lambda: OneStep(spaces.Discrete(2), spaces.Discrete(2)))
     assert step_cost(environment).open().measure(0.0) > 0
 
 
-def test_plain_lines_without_a_terminal_and_a_live_table_in_one() -> None:
+def test_progress_is_plain_lines_in_a_file_and_a_live_table_in_a_terminal() -> None:
     plain, terminal = io.StringIO(), Terminal()
     assert isinstance(make_display(plain), PlainDisplay)
     assert isinstance(make_display(terminal), LiveDisplay)
@@ -386,7 +386,7 @@ def visible(written: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [34, 50, 80])
-def test_figures_are_whole_in_a_terminal_of_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_not_cut_in_a_terminal_of_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
@@ -400,7 +400,7 @@ def test_figures_are_whole_in_a_terminal_of_any_width(width: int, monkeypatch: p
     assert width < 80 or sum("lowest to highest" in line for line in lines) == 3
 
 
-def test_a_live_table_leaves_nothing_behind_where_the_terminal_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_table_is_redrawn_if_the_terminal_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     terminal, progress = Terminal(), Progress("the next one", 1, 3, a_report().throughput)
     with make_display(terminal) as display:
@@ -410,13 +410,13 @@ def test_a_live_table_leaves_nothing_behind_where_the_terminal_is_resized(monkey
             display.update(progress)
         live = terminal.getvalue()
         display.show(a_report())
-    # On a screen of its own every table is drawn from the corner.
+    # The live table uses the alternate screen, where each update is drawn from the upper left corner.
     assert live.startswith("\x1b[?1049h")
     assert terminal.getvalue()[len(live) :].startswith("\x1b[?25h\x1b[?1049l")
     assert max(map(len, visible(live.split("\x1b[H")[-1]))) <= 34
 
 
-def test_square_brackets_are_text_and_no_markup() -> None:
+def test_square_brackets_are_not_markup() -> None:
     terminal = Terminal()
     failed = Throughput("AsyncVectorEnv", 8, None, None, "OSError: lost :ok: at [/dev/sim0] [red]")
     report = replace(a_report(), throughput=(failed,))
@@ -438,7 +438,7 @@ def test_a_plot_without_matplotlib_is_refused_with_its_extra(monkeypatch: pytest
         output_files.check_plotting()
 
 
-def test_a_worker_host_has_room_for_as_many_workers_as_there_are_cores_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_host_runs_one_worker_per_usable_core_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[int] = []
     monkeypatch.setattr("parenv.cli.hosts.usable_cores", lambda: 3)
     monkeypatch.setattr("parenv.cli.hosts.read_host_keys", lambda path: None)

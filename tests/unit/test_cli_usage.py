@@ -1,4 +1,4 @@
-"""What the command says of itself, of keys, and of code that is not its own."""
+"""Check the command's help texts and version, the commands for keys, and the errors for exceptions in user code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def all_parsers(one: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 
 
 @pytest.mark.parametrize("name", all_parsers(parser()))
-def test_every_help_has_examples_that_are_right(name: str) -> None:
+def test_the_examples_of_every_help_text_can_be_parsed(name: str) -> None:
     shown = all_parsers(parser())[name].format_help()
     examples = [line.strip() for line in shown.partition("examples:\n")[2].splitlines()]
     assert examples
@@ -52,7 +52,7 @@ def test_every_help_has_examples_that_are_right(name: str) -> None:
             parser().parse_args(arguments)
 
 
-def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
@@ -94,7 +94,7 @@ def write(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch, name: str
     return directory / f"{name}.py"
 
 
-def test_what_the_users_environment_raises_is_a_sentence_and_the_frames_of_the_users_code(
+def test_an_exception_of_an_environment_is_a_sentence_and_the_frames_of_user_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, BROKEN, monkeypatch, "broken_by_its_user")
@@ -103,7 +103,7 @@ def test_what_the_users_environment_raises_is_a_sentence_and_the_frames_of_the_u
     assert sentence.startswith(
         "parenv bench: the environment broken_by_its_user:Broken does not run: ValueError in env"
     )
-    # Python 3.13 underlines a call on another line.
+    # Python 3.13 adds a line that underlines the call.
     assert [line for line in frames if line.strip(" ~^")] == [
         f'  File "{path}", line 14, in step',
         "    broken_part()",
@@ -125,7 +125,7 @@ def test_a_module_that_cannot_be_imported_is_shown_where_it_breaks(
     assert where == f'  File "{path}", line 2, in <module>'
 
 
-def test_what_users_code_raises_anywhere_else_is_not_a_crash_of_parenv(
+def test_an_exception_of_other_user_code_is_an_error_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "def late(*arguments, **more):\n    raise LookupError('no such level')\n"
@@ -138,14 +138,14 @@ def test_what_users_code_raises_anywhere_else_is_not_a_crash_of_parenv(
     )
 
 
-def test_what_parenv_itself_raises_is_a_crash_of_parenv(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_of_parenv_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parenv.cli.main.make_display", None)
     with pytest.raises(TypeError):
         main(["bench", "CartPole-v1"])
 
 
 @pytest.mark.parametrize("name", ["bench", "lineage", "report"])
-def test_functions_are_still_found_where_they_were_before_parenv_bench(name: str) -> None:
+def test_former_modules_of_bench_functions_still_work_with_a_warning(name: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"parenv.cli.{name}.{name} is now parenv.bench.{name}"):
         function = getattr(importlib.import_module(f"parenv.cli.{name}"), name)
     assert function is getattr(parenv.bench, name)

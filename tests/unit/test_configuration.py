@@ -1,4 +1,4 @@
-"""From the arguments of a pool to a plan, and what is said about arguments that cannot be."""
+"""Check the plan that is made from the arguments of a pool, and the errors for invalid arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOOD = {"env_fn": "CartPole-v1", "policy": len, "num_envs": 6, "num_workers": 2,
 
 
 class Model:
-    """As those of libraries that have no function for a batch of observations but this."""
+    """Model that has no function for a batch of observations except ``predict``, as in Stable-Baselines3."""
 
     def predict(self, observations: Any) -> Any:
         return observations, None
@@ -40,7 +40,7 @@ def plan_with(**changes: Any) -> Plan:
 
 
 @given(st.integers(1, 500), st.integers(1, 64))
-def test_shares_are_as_even_as_can_be(num_envs: int, num_workers: int) -> None:
+def test_shares_differ_by_at_most_one(num_envs: int, num_workers: int) -> None:
     if num_envs < num_workers:
         with pytest.raises(ConfigurationError, match=f"Use num_workers={num_envs} or num_envs={num_workers}"):
             split(num_envs, num_workers)
@@ -51,7 +51,7 @@ def test_shares_are_as_even_as_can_be(num_envs: int, num_workers: int) -> None:
     assert list(shares) == sorted(shares, reverse=True)
 
 
-def test_what_is_not_said_comes_from_the_machine_and_one_sub_environment_per_worker() -> None:
+def test_defaults_are_the_recommended_workers_and_one_sub_environment_each() -> None:
     recommended = recommended_num_workers("experience")
     assert split(None, None) == (1,) * recommended
     assert split(None, 5) == (1,) * 5
@@ -61,7 +61,7 @@ def test_what_is_not_said_comes_from_the_machine_and_one_sub_environment_per_wor
     assert split(None, 0) == (1,)
 
 
-def test_a_plan_says_what_was_asked_for() -> None:
+def test_a_plan_has_the_given_values() -> None:
     plan = plan_with(num_envs=7, num_workers=3, prefetch=np.int64(2), seed=np.uint32(9))
     assert (plan.job.shares, plan.inline, plan.job.num_envs_is_given) == ((3, 2, 2), False, True)
     assert (plan.prefetch, plan.job.seed, plan.job.policy) == (2, 9, len)
@@ -69,12 +69,12 @@ def test_a_plan_says_what_was_asked_for() -> None:
     assert (inline.job.shares, inline.inline, inline.job.num_envs_is_given) == ((1,), True, False)
 
 
-def test_one_factory_for_each_sub_environment_says_how_many_there_are() -> None:
+def test_a_list_of_factories_determines_num_envs() -> None:
     plan = plan_with(env_fn=["CartPole-v1"] * 5, num_envs=None)
     assert (plan.job.shares, plan.job.num_envs_is_given) == ((3, 2), True)
 
 
-def test_without_a_seed_there_is_a_new_one_each_time() -> None:
+def test_without_a_seed_each_plan_has_a_new_one() -> None:
     seeds = {plan_with(seed=None).job.seed for _ in range(4)}
     assert len(seeds) == 4
     assert all(0 <= seed < 1 << 63 for seed in seeds)
@@ -109,7 +109,7 @@ def test_without_a_seed_there_is_a_new_one_each_time() -> None:
         ("env_fn", 3, "env_fn must be a callable, an env id or a sequence of those, got 3"),
     ],
 )
-def test_a_wrong_argument_is_refused_with_what_would_be_right(name: str, value: Any, reason: str) -> None:
+def test_an_invalid_argument_is_refused_with_a_fix(name: str, value: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         plan_with(**{name: value})
 
@@ -125,7 +125,7 @@ class Holder:
         self.__dict__.update(attributes)
 
     def method(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 def factory_with_a_closure() -> Callable[[], Any]:
@@ -153,16 +153,16 @@ def factory_with_a_global() -> Callable[[], Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_travel_is_named_with_the_way_to_it(value: Any, where: str) -> None:
+def test_an_unpicklable_object_is_named_with_its_path(value: Any, where: str) -> None:
     assert find_unpicklable(value, "it") == where
 
 
-def test_what_can_travel_has_no_unpicklable_part() -> None:
+def test_picklable_objects_have_no_unpicklable_part() -> None:
     number = 3
     assert find_unpicklable([lambda: number, Holder(a=1), functools.partial(len)], "it") is None
 
 
-def test_the_error_names_the_argument_and_what_to_do() -> None:
+def test_the_error_for_an_unpicklable_argument_names_it_and_a_fix() -> None:
     named = {"policy": len, "env_fn": factory_with_a_closure()}
     with pytest.raises(NotPicklableError) as caught:
         pickled(named, list(named.values()))
@@ -171,7 +171,7 @@ def test_the_error_names_the_argument_and_what_to_do() -> None:
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-def test_a_variable_that_has_no_value_yet_does_not_hide_the_one_that_cannot_travel() -> None:
+def test_a_variable_without_a_value_does_not_hide_an_unpicklable_one() -> None:
     def make_env() -> Any:
         return helper, lock
 
@@ -179,10 +179,10 @@ def test_a_variable_that_has_no_value_yet_does_not_hide_the_one_that_cannot_trav
     assert find_unpicklable(make_env, "env_fn") == "env_fn, variable 'lock' (_thread.lock)"
 
     def helper() -> None:
-        """Defined too late to travel."""
+        """Do nothing. The variable has no value yet when ``make_env`` is examined."""
 
 
-def test_an_object_that_contains_itself_does_not_hide_what_cannot_travel() -> None:
+def test_an_object_that_contains_itself_does_not_hide_an_unpicklable_one() -> None:
     holder = Holder(guard=LOCK)
     holder.__dict__ = {"itself": holder, **holder.__dict__}
     assert "_thread.lock" in str(find_unpicklable(holder, "it"))

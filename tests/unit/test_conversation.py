@@ -1,4 +1,4 @@
-"""Who may say what when."""
+"""Check which messages the driver and a worker may send in each state of their conversation."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ SCRIPT: list[tuple[str, type[Message], State]] = [
 ]
 
 
-def a(kind: type[Message]) -> Message:
-    """A message of this kind; as a failure, one of no call."""
+def message_of(kind: type[Message]) -> Message:
+    """Return a message of this kind. A failure has the call -1, so it does not belong to a call."""
     example = {"int": -1, "str": "", "bytes": b"", "Any": None}
     return kind(*(example[str(f.type)] for f in dataclasses.fields(kind)))
 
@@ -52,18 +52,18 @@ def conversation_in(state: State) -> Conversation:
 
 
 @pytest.mark.parametrize(("state", "role"), PLACES, ids=lambda value: getattr(value, "value", value))
-def test_what_the_table_does_not_allow_is_an_error_and_changes_nothing(state: State, role: str) -> None:
+def test_a_message_that_the_table_does_not_allow_is_an_error_and_keeps_the_state(state: State, role: str) -> None:
     for kind in KINDS:
         conversation = conversation_in(state)
         if (state, role, kind) in TRANSITIONS:
-            message = a(kind)
+            message = message_of(kind)
             assert conversation.say(role, message) is message
             assert conversation.state is TRANSITIONS[state, role, kind]
         else:
             with pytest.raises(
                 ProtocolError, match=f"the {role} must not send {kind.__name__} in the state '{state.value}'"
             ):
-                conversation.say(role, a(kind))
+                conversation.say(role, message_of(kind))
             assert conversation.state is state
 
 
@@ -71,7 +71,7 @@ def test_a_conversation_begins_with_the_worker_being_ready_and_ends_with_close()
     conversation = Conversation()
     assert conversation.state is State.STARTING
     for role, kind, state in SCRIPT:
-        conversation.say(role, a(kind))
+        conversation.say(role, message_of(kind))
         assert conversation.state is state
 
 
@@ -80,7 +80,7 @@ def test_the_driver_may_close_in_every_state_but_once() -> None:
         assert ((state, DRIVER, Close) in TRANSITIONS) == (state is not State.CLOSING)
 
 
-def test_nothing_leads_out_of_closing_and_only_closing_out_of_failed() -> None:
+def test_closing_is_final_and_failed_leads_only_to_closing() -> None:
     assert {following for (state, *_), following in TRANSITIONS.items() if state is State.CLOSING} == {State.CLOSING}
     assert {following for (state, *_), following in TRANSITIONS.items() if state is State.FAILED} == {
         State.FAILED,
@@ -89,9 +89,9 @@ def test_nothing_leads_out_of_closing_and_only_closing_out_of_failed() -> None:
 
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.CLOSING])
-def test_a_call_that_failed_leaves_the_conversation_as_it_is(state: State) -> None:
+def test_a_failed_call_does_not_change_the_state(state: State) -> None:
     conversation = conversation_in(state)
-    conversation.say(WORKER, dataclasses.replace(a(Failure), call=3))
+    conversation.say(WORKER, dataclasses.replace(message_of(Failure), call=3))
     assert conversation.state is state
 
 
@@ -100,6 +100,6 @@ def test_a_call_that_failed_leaves_the_conversation_as_it_is(state: State) -> No
     [(state, DRIVER) for state in State] + [(State.STARTING, WORKER), (State.READY, WORKER)],
     ids=lambda value: getattr(value, "value", value),
 )
-def test_nobody_may_say_that_a_call_failed_where_there_are_no_calls(state: State, role: str) -> None:
+def test_a_failed_call_may_be_reported_only_by_a_worker_that_may_have_calls(state: State, role: str) -> None:
     with pytest.raises(ProtocolError, match=f"the {role} must not send Failure in the state '{state.value}'"):
-        conversation_in(state).say(role, dataclasses.replace(a(Failure), call=3))
+        conversation_in(state).say(role, dataclasses.replace(message_of(Failure), call=3))

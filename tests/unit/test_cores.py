@@ -1,4 +1,4 @@
-"""How many cores there are to use, as the affinity and the container say."""
+"""Check the number of usable cores under CPU affinity and container limits, and the cores of each worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parenv.process import cores
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
-    """Pretend to be a machine with so many cores and these files of the control group, or of the whole system."""
+    """Return a function that fakes the number of cores and the files of the control group or of the whole system."""
 
     def pretend(count: int, files: Mapping[str, str]) -> None:
         for name, text in files.items():
@@ -113,7 +113,7 @@ def test_the_workers_are_distributed_among_the_nodes_by_their_cores(machine: obj
     [(8, {}, 4, 1), (2, TWO_NODES, 4, 1), (8, TWO_NODES, 1, 1), (8, TWO_NODES, 0, 1), (8, TWO_NODES, 4, 5)],
     ids=["unknown nodes", "cores of one node", "fewer workers than nodes", "no workers", "too many threads"],
 )
-def test_workers_may_use_all_cores(
+def test_workers_are_not_bound_to_cores(
     machine: object, count: int, files: dict[str, str], workers: int, threads: int
 ) -> None:
     machine(count, files)
@@ -130,7 +130,7 @@ def test_learners_on_one_machine_share_the_nodes(machine: object, monkeypatch: p
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(1, 40), st.integers(1, 4))
-def test_no_node_has_one_worker_more_than_its_part(sizes: list[int], workers: int, local: int) -> None:
+def test_workers_of_a_node_differ_from_its_share_by_less_than_one(sizes: list[int], workers: int, local: int) -> None:
     numbers = iter(range(100))
     nodes = [[next(numbers) for _ in range(size)] for size in sizes]
     total = workers * local

@@ -1,4 +1,4 @@
-"""The values that may leave a worker: what goes in comes out, nothing else goes in, and no bytes do harm."""
+"""Check that plain data is unpacked as it was packed, and that other values and malformed bytes are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VALUES = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type, structure and every bit, but for the bits of a NaN that is a Python float."""
+    """Return whether two values have equal types, structure and bits. NaN payloads of Python floats may differ."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray | np.generic):
@@ -65,7 +65,7 @@ def same(one: Any, other: Any) -> bool:
 
 @given(VALUES)
 @SETTINGS
-def test_what_is_packed_comes_out_as_it_was(value: Any) -> None:
+def test_a_packed_value_is_unpacked_unchanged(value: Any) -> None:
     text, buffers = pack(value)
     assert same(unpack(text, buffers), value)
     assert same(unpack(memoryview(text), [memoryview(bytes(buffer)) for buffer in buffers]), value)
@@ -85,17 +85,17 @@ def test_what_is_packed_comes_out_as_it_was(value: Any) -> None:
     ],
     ids=repr,
 )
-def test_an_unusual_value_comes_out_as_it_was(value: Any) -> None:
+def test_an_unusual_value_is_unpacked_unchanged(value: Any) -> None:
     assert same(unpack(*pack(value)), value)
 
 
-def test_what_may_change_its_type_becomes_the_plain_one() -> None:
+def test_similar_types_are_unpacked_as_the_plain_type() -> None:
     assert same(unpack(*pack(collections.OrderedDict(b=1, a=2))), {"b": 1, "a": 2})
     assert same(unpack(*pack(bytearray(b"ab"))), b"ab")
     assert same(unpack(*pack(np.ma.masked_array([1, 2]))), np.array([1, 2]))
 
 
-def test_arrays_that_come_out_are_read_only_views_of_what_came_in() -> None:
+def test_unpacked_arrays_are_read_only_views_of_the_buffers() -> None:
     text, (buffer,) = pack(np.arange(5))
     array = unpack(text, [buffer])
     assert np.shares_memory(array, np.frombuffer(buffer, np.uint8))
@@ -114,14 +114,14 @@ def test_arrays_that_come_out_are_read_only_views_of_what_came_in() -> None:
     ],
     ids=repr,
 )
-def test_a_space_comes_out_equal(space: Any) -> None:
+def test_an_unpacked_space_is_equal(space: Any) -> None:
     found = unpack(*pack({"space": space}))["space"]
     assert type(found) is type(space)
     assert found == space
 
 
 @pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
-def test_a_random_generator_goes_on_where_it_was(kind: str) -> None:
+def test_an_unpacked_random_generator_continues_the_sequence(kind: str) -> None:
     generator = np.random.Generator(getattr(np.random, kind)(3))
     generator.integers(9, size=5, dtype=np.int32)
     found = unpack(*pack((generator,)))[0]
@@ -160,21 +160,21 @@ Point = collections.namedtuple("Point", "x")
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_anything_else_is_refused_with_its_place(value: Any, where: str) -> None:
+def test_other_values_are_refused_with_their_path(value: Any, where: str) -> None:
     with pytest.raises(NotDataError) as caught:
         pack(value)
     assert str(caught.value).startswith(where)
     assert "which is not plain data" in str(caught.value)
 
 
-def test_what_is_nested_too_deep_is_refused() -> None:
+def test_a_value_nested_too_deeply_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(NotDataError, match=rf"value(\[0\]){{{MAX_DEPTH + 1}}} must be nested at most {MAX_DEPTH} deep"):
         pack(value)
 
 
-def test_as_deep_as_allowed_comes_out_again() -> None:
+def test_a_value_of_the_maximum_depth_is_unpacked_unchanged() -> None:
     value: Any = 1
     for level in range(MAX_DEPTH):
         value = (value,) if level % 2 else {"k": value}
@@ -204,7 +204,7 @@ TREES = st.recursive(
 
 def unpacks_or_refuses(text: bytes, buffers: list[bytes]) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy deprecates some of the dtypes that come about
+        warnings.simplefilter("ignore")  # numpy deprecates some of the generated dtypes.
         with contextlib.suppress(ProtocolError):
             unpack(text, buffers)
 
@@ -223,7 +223,7 @@ def test_tags_in_disorder_raise_nothing_but_protocol_errors(tree: Any, buffers: 
 
 @given(VALUES, st.data())
 @SETTINGS
-def test_flipped_bits_and_missing_ends_raise_nothing_but_protocol_errors(value: Any, data: Any) -> None:
+def test_flipped_bits_and_truncation_raise_nothing_but_protocol_errors(value: Any, data: Any) -> None:
     text, buffers = pack(value)
     broken = bytearray(text)
     broken[data.draw(st.integers(0, len(text) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -278,7 +278,7 @@ def test_flipped_bits_and_missing_ends_raise_nothing_but_protocol_errors(value: 
     ],
     ids=lambda text: text[:30],
 )
-def test_what_is_malformed_is_a_protocol_error(text: str) -> None:
+def test_malformed_data_is_a_protocol_error(text: str) -> None:
     with pytest.raises(ProtocolError, match="malformed data in a message"):
         unpack(text.encode(errors="surrogateescape"), [bytes(8)])
 
@@ -302,7 +302,7 @@ def test_a_buffer_that_is_not_taken_once_and_in_order_is_refused(text: str, buff
 @pytest.mark.parametrize(
     ("before", "after"), [("[", "]"), ('{"tuple":[', "]}"), ('{"dict":[[1,', "]]}")], ids=["list", "tuple", "dict"]
 )
-def test_no_deeper_than_may_be_sent_is_what_may_come(before: str, after: str, levels: int) -> None:
+def test_the_maximum_depth_is_the_same_for_packing_and_unpacking(before: str, after: str, levels: int) -> None:
     text = (before * levels + "[1]" + after * levels).encode()
     if levels <= MAX_DEPTH:
         assert pack(unpack(text, [])) == (text, [])
@@ -311,7 +311,7 @@ def test_no_deeper_than_may_be_sent_is_what_may_come(before: str, after: str, le
             unpack(text, [])
 
 
-def test_the_largest_integer_that_may_come_may_be_sent() -> None:
+def test_the_largest_integer_can_be_packed_and_unpacked() -> None:
     value = int("9" * MAX_INTEGER_DIGITS)
     assert unpack(*pack([value, -value])) == [value, -value]
     with pytest.raises(NotDataError, match=rf"at most {MAX_INTEGER_DIGITS} digits"):
@@ -325,7 +325,7 @@ def test_keys_made_to_have_the_same_hash_are_refused() -> None:
         unpack(text, buffers)
 
 
-def test_cells_of_a_grid_are_keys_though_many_have_the_same_hash() -> None:
+def test_cells_of_a_grid_are_accepted_as_keys_although_many_have_the_same_hash() -> None:
     values = dict.fromkeys(itertools.product(range(-2, 3), repeat=6), 1.5)
     assert unpack(*pack(values)) == values
 
@@ -346,6 +346,6 @@ def test_a_random_generator_that_would_read_outside_its_memory_is_refused(name: 
         unpack(b'{"generator":' + text + b"}", buffers)
 
 
-def test_a_scalar_of_characters_that_do_not_exist_is_a_protocol_error() -> None:
+def test_a_scalar_with_invalid_characters_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="malformed data in a message"):
         unpack(b'{"scalar":["<U1",[],0]}', [b"\xff\xff\xff\xff"])

@@ -1,4 +1,4 @@
-"""Where a policy's module lives, and where else it could. No GPU is needed."""
+"""Check the device of a policy's module, copies on other devices, and the accelerator, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parenv.worker.actor import Actor
 
 
 class OnAnotherDevice:
-    """A module that lives elsewhere, as far as anybody can tell."""
+    """Stand-in for a module with a parameter on another device."""
 
     def __init__(self, device: str = "cuda") -> None:
         self.device = device
@@ -32,7 +32,7 @@ class OnAnotherDevice:
         self.device = device
 
 
-def test_a_policy_for_another_device_is_a_copy_there_and_stays_where_it_is() -> None:
+def test_a_policy_for_another_device_is_copied_and_the_original_is_not_moved() -> None:
     policy = SimpleNamespace(module=OnAnotherDevice(), settings={"epsilon": 1})
     copied = on_device(policy, "cpu")
     assert (copied.module.device, copied.settings) == ("cpu", {"epsilon": 1})
@@ -50,7 +50,7 @@ def test_the_device_of_a_policy_is_that_of_its_module() -> None:
 
 
 @pytest.mark.parametrize(("cuda", "mps", "found"), [(True, False, "cuda"), (False, True, "mps"), (False, False, None)])
-def test_what_torch_finds_beside_the_cpu_is_named(
+def test_the_accelerator_is_the_device_that_torch_finds(
     cuda: bool, mps: bool, found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
@@ -59,7 +59,7 @@ def test_what_torch_finds_beside_the_cpu_is_named(
     assert accelerator(len) is None
 
 
-def test_a_policy_that_is_only_asked_what_it_returns_has_moved_to_its_device_too() -> None:
+def test_an_actor_moves_its_policy_to_the_device_before_the_first_action() -> None:
     module = nn.Linear(3, 2)
     policy = TorchPolicy(module, "forward", ("actions",))
     policy.initial_carry = lambda batch: {"hidden": torch.zeros(batch, 5)}  # type: ignore[method-assign]

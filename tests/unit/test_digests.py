@@ -1,4 +1,4 @@
-"""Lines that end in a digest: what is damaged is noticed, and what was written without digests is read."""
+"""Check that damage to lines with digests is detected, and that lines without digests can be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_rows_come_back_without_their_digests() -> None:
     assert rows_of("".join(sealed())) == ROWS
 
 
-def test_a_flipped_bit_is_noticed_wherever_it_is() -> None:
+def test_any_flipped_bit_is_detected() -> None:
     raw = "".join(sealed()).encode()
     for bit in range(8 * (len(raw) - 1)):
         damaged = bytearray(raw)
@@ -31,7 +31,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is() -> None:
             rows_of(damaged.decode())
 
 
-def test_a_line_that_is_lost_repeated_or_moved_is_noticed() -> None:
+def test_a_lost_repeated_or_moved_line_is_detected() -> None:
     first, second, third, fourth, fifth = sealed()
     for damaged in (
         [first, third, fourth, fifth],
@@ -42,11 +42,11 @@ def test_a_line_that_is_lost_repeated_or_moved_is_noticed() -> None:
             rows_of("".join(damaged))
 
 
-def test_of_a_run_that_was_killed_the_complete_lines_are_read() -> None:
+def test_an_incomplete_last_line_is_ignored() -> None:
     text = "".join(sealed())
     assert rows_of(text[:-1]) == ROWS[:-1]
     assert rows_of("") == []
 
 
-def test_lines_without_digests_are_read_as_they_are() -> None:
+def test_lines_without_digests_are_read() -> None:
     assert rows_of("".join(json.dumps(row) + "\n" for row in ROWS)) == ROWS

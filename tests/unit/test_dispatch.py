@@ -1,4 +1,4 @@
-"""Which worker may produce a rollout, and which rollout comes next, over events in any order."""
+"""Check which worker may collect a rollout and which rollout is yielded next, for events in any order."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
 
 
 class AsyncPool(RuleBasedStateMachine):
-    """A pool that asks as the asynchronous feed does, and workers that produce in the order of their credits.
+    """State machine of a pool in async mode. Each worker collects in the order of its credits.
 
-    The learner publishes at most once per rollout, and before it asks for the next one. Workers are lost and come back.
+    The learner publishes at most once per rollout, before it requests the next one. Workers are lost and restarted.
     """
 
     @initialize(
@@ -60,7 +60,7 @@ class AsyncPool(RuleBasedStateMachine):
         assert everybody_is_lost or len(self.issued) > len(self.yielded) + len(self.void)
         chosen = self.dispatch.next()
         if chosen is None:
-            assert everybody_is_lost or any(self.producing), "everything is committed, and still nothing to yield"
+            assert everybody_is_lost or any(self.producing), "all rollouts are committed, but none can be yielded"
             return
         assert chosen in self.committed
         assert chosen not in self.yielded
@@ -131,7 +131,7 @@ class AsyncPool(RuleBasedStateMachine):
         assert self.dispatch.versions_in_use() == under_way
 
     def teardown(self) -> None:
-        """Whatever has been committed is yielded, if only the others go on producing."""
+        """Check that all committed rollouts are yielded if the workers continue to collect."""
         committed = set(self.committed)
         while not committed <= set(self.yielded):
             before = len(self.yielded)
@@ -143,12 +143,12 @@ class AsyncPool(RuleBasedStateMachine):
             assert len(self.yielded) > before
 
 
-def test_every_credit_is_yielded_once_in_order_or_lost_with_its_worker_and_nobody_waits_forever() -> None:
+def test_every_credit_is_yielded_once_in_order_or_lost_with_its_worker_without_a_deadlock() -> None:
     run_state_machine_as_test(AsyncPool, settings=settings(max_examples=80, stateful_step_count=40))
 
 
 def take(dispatch: Dispatch) -> CreditKey:
-    """Issue, have everything produced at once, and take a rollout."""
+    """Issue credits, commit all of their rollouts, and take one of them."""
     for issued in dispatch.issue():
         dispatch.commit(issued)
     key = dispatch.next()
@@ -182,13 +182,13 @@ def test_two_publishes_for_one_rollout_are_refused_at_the_second() -> None:
     assert dispatch.publish() == 2
 
 
-def test_without_pacing_publish_is_never_refused_and_everybody_works() -> None:
+def test_without_pacing_publish_is_never_refused_and_all_credits_are_issued() -> None:
     dispatch = Dispatch(3, 1, max_policy_lag=0, pace=False)
     assert len(dispatch.issue()) == 6
     assert [dispatch.publish() for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
-def test_a_rollout_that_becomes_too_old_comes_before_newer_ones_that_are_there() -> None:
+def test_a_rollout_that_becomes_too_old_is_yielded_before_newer_ones() -> None:
     dispatch = Dispatch(2, 1, max_policy_lag=2)
     slow, fast, _ = dispatch.issue()
     dispatch.commit(fast)
@@ -224,13 +224,13 @@ def test_rollouts_come_in_the_order_of_arrival_while_nothing_is_urgent() -> None
     assert [dispatch.next(), dispatch.next(), dispatch.next(), dispatch.next()] == [*reversed(keys), None]
 
 
-def test_credits_begin_with_one_for_everybody() -> None:
+def test_each_worker_gets_its_first_credit_before_any_gets_a_second() -> None:
     keys = Dispatch(3, 2).issue()
     assert [key.sequence for key in keys] == [0] * 3 + [1] * 3 + [2] * 3
     assert len(set(keys)) == 9
 
 
-def test_everybody_gets_credits_where_the_bound_allows_fewer_than_there_are_workers() -> None:
+def test_all_workers_get_credits_if_the_bound_allows_fewer_than_workers() -> None:
     dispatch, taken = Dispatch(3, 0, max_policy_lag=0), Counter[int]()
     for _ in range(30):
         key = take(dispatch)
@@ -242,7 +242,7 @@ def test_everybody_gets_credits_where_the_bound_allows_fewer_than_there_are_work
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 5), st.integers(-2, 2)), max_size=60), st.randoms())
 @settings(max_examples=60)
-def test_a_round_is_complete_when_everybody_has_committed_once(
+def test_a_round_is_complete_when_each_worker_has_committed_once(
     workers: int, events: list[tuple[int, int]], chance: Any
 ) -> None:
     rounds, number, missing = Rounds(workers), -1, set[int]()
@@ -270,7 +270,7 @@ def test_a_round_is_complete_when_everybody_has_committed_once(
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["commit", "lose"]), st.integers(0, 3)), max_size=60))
 @settings(max_examples=60)
-def test_whoever_is_lost_in_a_round_gets_its_credit_again_when_it_is_back_unless_its_part_is_there(
+def test_a_restarted_worker_gets_its_credit_of_the_round_again_unless_it_has_committed(
     workers: int, events: list[tuple[str, int]]
 ) -> None:
     rounds, number, missing, lost = Rounds(workers), -1, set[int](), set[int]()

@@ -1,4 +1,4 @@
-"""An ensemble against its modules run one by one."""
+"""Check that an ensemble computes the same as its modules one by one, and can be trained, copied and saved."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ def test_copies_are_of_the_same_class_and_independent(
 
 
 @pytest.mark.more
-def test_another_process_unpickles_it_before_it_has_made_one(tmp_path: Path) -> None:
+def test_an_ensemble_can_be_unpickled_in_a_new_process(tmp_path: Path) -> None:
     ensemble = Ensemble([mlp(), mlp()])
     (tmp_path / "ensemble").write_bytes(pickle.dumps(ensemble))
     script = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).num_members)"
     assert printed_by(script, str(tmp_path / "ensemble")) == "2\n"
 
 
-def test_a_state_dict_brings_all_members_back() -> None:
+def test_a_state_dict_restores_all_members() -> None:
     saved, other = Ensemble([conv_net(), conv_net()]), Ensemble([conv_net(), conv_net()])
     inputs = torch.randn(5, 1, 3, 3, dtype=torch.float64)
     assert not torch.equal(saved(inputs), other(inputs))
@@ -188,11 +188,11 @@ def test_every_tensor_can_be_published() -> None:
         ([nn.Sequential(nn.Linear(3, 3), a()) for a in (nn.ReLU, nn.Tanh)], r"(?s)in its structure: .*Tanh.*ReLU"),
     ],
 )
-def test_what_cannot_be_stacked_is_refused(modules: list[nn.Module], message: str) -> None:
+def test_modules_that_cannot_be_stacked_are_refused(modules: list[nn.Module], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Ensemble(modules)
 
 
-def test_importing_the_floor_does_not_load_torch() -> None:
+def test_importing_parenv_learning_does_not_import_torch() -> None:
     script = "import sys, parenv.learning; assert 'torch' not in sys.modules; print(parenv.learning.Ensemble.__doc__)"
     printed_by(script)

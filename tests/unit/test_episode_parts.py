@@ -1,4 +1,4 @@
-"""Parts of whole episodes are joined, whatever slots they come in, and none is mixed with those of a dead process."""
+"""Check that parts of whole episodes are joined across slots and never mixed with rows of a dead process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Row = tuple[int, int, str]
 def add(
     parts: EpisodeParts, rows: list[Row], generation: int = 0, versions: Any = 0, is_leased: bool = True, void: Any = 0
 ) -> Any:
-    """Add a slot with these rows; return its arrays."""
+    """Add a slot with these rows and return its arrays."""
     (arrays,) = LAYOUT.arrays(np.zeros(LAYOUT.total_bytes, np.uint8))
     flat = {name: array.reshape(-1) for name, array in arrays.items() if name[0] != "finals"}
     table = flat["rows", 0][: len(rows)]
@@ -48,7 +48,7 @@ def add(
 
 
 def episodes(parts: EpisodeParts, newest: int = 9) -> list[tuple[int, list[int]]]:
-    """Take all complete episodes: env_id and observations with the final one."""
+    """Take all complete episodes. Return the env_id of each and its observations with the final one."""
     found = []
     while parts.complete:
         rollout: Any = parts.take(newest).rollout
@@ -78,7 +78,7 @@ def test_rows_of_a_dead_process_are_dropped() -> None:
     assert episodes(parts) == [(11, [7, 8])]
 
 
-def test_an_episode_that_was_cut_is_dropped_when_the_next_one_begins() -> None:
+def test_an_episode_without_an_end_is_dropped_when_the_next_one_begins() -> None:
     parts = EpisodeParts(SPEC, 1)
     add(parts, [(0, 1, BEGINS), (0, 2, GOES_ON)])
     add(parts, [(0, 3, BEGINS), (0, 4, GOES_ON), (0, 5, AFTER)])
@@ -96,7 +96,7 @@ def test_an_episode_that_is_too_long_is_dropped(monkeypatch: pytest.MonkeyPatch)
     assert episodes(parts) == [(11, [7, 8])]
 
 
-def test_an_end_that_no_process_has_stepped_to_is_a_lost_episode() -> None:
+def test_an_episode_with_a_void_end_is_lost() -> None:
     parts = EpisodeParts(SPEC, 1)
     add(parts, [(1, 1, BEGINS), (1, 2, GOES_ON), (1, 3, AFTER), (1, 4, BEGINS), (1, 5, AFTER)], void=[1, 0])
     assert episodes(parts) == [(11, [4, 5])]
@@ -104,7 +104,7 @@ def test_an_end_that_no_process_has_stepped_to_is_a_lost_episode() -> None:
     assert lost.env_ids.tolist() == [11]
 
 
-def test_versions_and_lag_are_those_of_the_rows() -> None:
+def test_versions_and_lag_are_taken_from_the_rows() -> None:
     parts = EpisodeParts(SPEC, 1)
     add(parts, [(0, 1, BEGINS), (0, 2, GOES_ON)], versions=3)
     add(parts, [(0, 3, GOES_ON), (0, 4, AFTER)], versions=[7, 0])
@@ -113,7 +113,7 @@ def test_versions_and_lag_are_those_of_the_rows() -> None:
     assert (rollout.policy_version, rollout.policy_lag) == (3, 6)
 
 
-def test_an_episode_is_a_view_of_a_leased_slot_and_a_copy_of_another() -> None:
+def test_an_episode_is_a_view_if_its_slot_is_leased_and_a_copy_otherwise() -> None:
     for is_leased in (True, False):
         parts = EpisodeParts(SPEC, 1)
         arrays = add(parts, [(0, 1, BEGINS), (0, 2, AFTER)], is_leased=is_leased)

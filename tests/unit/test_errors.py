@@ -1,4 +1,4 @@
-"""What the errors say."""
+"""Check the messages, attributes and types of errors, and of exceptions that a worker sends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def died(**how: Any) -> WorkerDiedError:
         ({}, "is gone", "Run with num_workers=0"),
     ],
 )
-def test_a_death_says_who_and_how_and_doing_what_and_what_to_do(how: dict[str, Any], said: str, advice: str) -> None:
+def test_the_error_for_a_dead_worker_has_its_cause_and_a_fix(how: dict[str, Any], said: str, advice: str) -> None:
     error = died(**how)
     assert str(error).startswith(f"worker 2 (pid 4321, env_ids 8-11) {said} during env.step() of env_id 9. ")
     assert advice in str(error)
@@ -69,14 +69,15 @@ def test_every_status_of_a_worker_has_a_phrase_for_error_messages() -> None:
     assert [doing for doing in DOING if during(doing).startswith("while doing:")] == []
 
 
-def test_an_error_of_a_worker_says_its_sentence_once_although_its_traceback_ends_with_it() -> None:
+def test_the_message_of_an_error_of_a_worker_is_not_repeated() -> None:
     try:
         raise ValueError("the motor is hot")
     except ValueError as error:
         error.add_note("let it cool")
         came = from_failure(failure_of(error, "step", 3), 0, 1, [3])
     shown = "".join(traceback.format_exception(came))
-    assert (shown.count("the motor is hot"), shown.count("let it cool")) == (2, 1), shown  # Once in the line of code.
+    # The message occurs a second time in the source line that the traceback shows.
+    assert (shown.count("the motor is hot"), shown.count("let it cool")) == (2, 1), shown
     assert "in worker 0 (pid 1), env_id 3, during env.step()" in shown
     assert isinstance(came.__cause__, SubEnvironmentError)
     assert "ValueError: the motor is hot" in came.__cause__.remote_traceback
@@ -85,7 +86,7 @@ def test_an_error_of_a_worker_says_its_sentence_once_although_its_traceback_ends
 @pytest.mark.parametrize(
     "error", [KeyError("foo"), KeyError(3), KeyError("a", "b"), ValueError("foo"), OSError("'")], ids=repr
 )
-def test_the_text_of_an_error_is_that_of_the_worker(error: Exception) -> None:
+def test_an_error_has_the_text_that_it_has_on_the_worker(error: Exception) -> None:
     came = from_failure(failure_of(error, "step", 0), 0, 1, [0])
     assert type(came) is type(error)
     if error.args == ("foo",) or not isinstance(error, KeyError):
@@ -93,7 +94,7 @@ def test_the_text_of_an_error_is_that_of_the_worker(error: Exception) -> None:
 
 
 class MotorError(Exception):
-    """Has more to say than its text."""
+    """Exception with attributes that its message does not contain."""
 
     def __init__(self, motor: int, **more: Any) -> None:
         self.motor, self.more = motor, more
@@ -102,7 +103,7 @@ class MotorError(Exception):
         return f"motor {self.motor} is hot"
 
 
-def test_attributes_of_an_error_that_are_plain_data_come_with_it() -> None:
+def test_plain_attributes_of_an_error_are_sent_with_it() -> None:
     error = MotorError(3, degrees=(90.5, None), limits=np.arange(3))
     error.args, error.lock, error.history = (3,), threading.Lock(), np.zeros(100_000)  # type: ignore[attr-defined]
     error.add_note("while climbing")
@@ -114,7 +115,7 @@ def test_attributes_of_an_error_that_are_plain_data_come_with_it() -> None:
     assert came.__notes__ == ["while climbing"]
 
 
-def test_what_a_worker_says_of_where_it_happened_is_not_taken_from_its_error() -> None:
+def test_worker_and_env_id_are_not_taken_from_attributes_of_the_error() -> None:
     failure = failure_of(ObservationError("too long", worker=7, env_id=9), "step", 0)
     came = from_failure(failure, 1, 1, [0])
     assert isinstance(came, ObservationError)
@@ -122,10 +123,10 @@ def test_what_a_worker_says_of_where_it_happened_is_not_taken_from_its_error() -
 
 
 class Lazy(types.ModuleType):
-    """Imports when it is asked for a name that it does not have yet."""
+    """Module that fails when a missing attribute is looked up, as a lazy module would import there."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"somebody asks for {name}")
+        raise AssertionError(f"the attribute {name} was looked up")
 
 
 @pytest.mark.parametrize("name", ["Error", "Error.Inner", "SubEnvironmentError.__init__.__globals__"])
@@ -136,7 +137,7 @@ def test_the_type_of_an_error_is_looked_up_without_running_anything(name: str, m
         assert type(from_failure(failure, 0, 1, [0])) is WorkerError
 
 
-def test_the_type_of_an_error_may_lie_in_a_class() -> None:
+def test_the_type_of_an_error_may_be_nested_in_a_class() -> None:
     class_ = type("Outer", (), {"InnerError": type("InnerError", (Exception,), {})})
     module = types.ModuleType("has_an_outer")
     module.Outer = class_  # type: ignore[attr-defined]
@@ -146,14 +147,14 @@ def test_the_type_of_an_error_may_lie_in_a_class() -> None:
         assert type(from_failure(failure, 0, 1, [0])) is class_.InnerError  # type: ignore[attr-defined]
 
 
-def test_errors_are_caught_by_the_names_python_has_for_them() -> None:
+def test_errors_are_subclasses_of_builtin_exceptions() -> None:
     assert issubclass(ConfigurationError, ValueError)
     assert issubclass(NotDataError, TypeError)
     assert issubclass(WorkerTimeoutError, TimeoutError)
     assert issubclass(ObservationError, SubEnvironmentError)
 
 
-def test_every_error_is_in_the_tree_that_the_docstring_draws() -> None:
+def test_every_error_is_in_the_tree_of_the_docstring() -> None:
     defined = {
         name: kind
         for name, kind in vars(errors).items()

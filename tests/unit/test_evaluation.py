@@ -1,4 +1,4 @@
-"""The parts of an evaluation that need no worker: its queue, its file, its figures and its digests."""
+"""Check the parts of an evaluation that need no worker: its queue, results file, statistics and digests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_first_episode_of_every_task_comes_first() -> None:
     ]
 
 
-def test_every_episode_is_given_out_once_however_often_others_are_lost() -> None:
+def test_every_episode_is_finished_once_even_if_some_are_lost_and_retried() -> None:
     generator = np.random.default_rng(0)
     queue = EpisodeQueue(episodes_of("a", "b", count=20), 3, retries=3)
     out: list[QueuedEpisode] = []
@@ -78,7 +78,7 @@ def test_every_episode_is_given_out_once_however_often_others_are_lost() -> None
     assert [queue.next(row, None) for row in range(3)] == [None] * 3
 
 
-def test_only_losses_with_blame_count() -> None:
+def test_only_blamed_losses_count_as_retries() -> None:
     queue = EpisodeQueue(episodes_of("a", count=1), 1, retries=2)
     (episode,) = episodes_of("a", count=1)
     for blamed in (True, False, False, True):
@@ -89,7 +89,7 @@ def test_only_losses_with_blame_count() -> None:
     assert queue.is_over
 
 
-def test_seeds_of_a_task_are_all_different_and_depend_on_everything() -> None:
+def test_episode_seeds_are_unique_and_depend_on_seed_task_and_index() -> None:
     seeds = [task_episode_seed(0, "reach", index) for index in range(100_000)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)
@@ -106,7 +106,7 @@ def write_many(path: Path) -> None:
 
 @pytest.fixture
 def full_disk() -> Iterator[None]:
-    """Files of this process cannot grow beyond 400 bytes."""
+    """Limit the files of this process to 400 bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400, before[1]))
     yield
@@ -114,7 +114,7 @@ def full_disk() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with pytest.raises(ParenvError, match=r"cannot be written: File too large. Earlier episodes are stored"):
         write_many(path)
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     assert [one.index for one in read(path)[1]] == list(range(len(path.read_bytes().splitlines()) - 1))
 
 
-def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
+def test_a_results_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "results.jsonl"
     written = [
         played("a", 0, 0.1 + 0.2, success=True, infos={"x": np.float32(0.5), "y": [np.int64(3), math.nan]}),
@@ -171,7 +171,7 @@ def test_the_mean_and_the_success_rate_have_the_intervals_of_scipy() -> None:
 
 
 @pytest.mark.more
-def test_intervals_cover_the_truth_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_have_about_their_nominal_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parenv.evaluation.report.RESAMPLES", 200)
     normal = np.random.default_rng(1).normal
     covered = np.zeros(3)
@@ -272,13 +272,13 @@ def test_digests_are_equal_for_equal_values_and_only_for_them() -> None:
     assert identity_of(endless)
 
 
-def test_a_digest_counts_global_values_that_a_function_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_depends_on_globals_that_a_function_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     before = identity_of(lambda: SCALE)
     monkeypatch.setitem(globals(), "SCALE", 4)
     assert identity_of(lambda: SCALE) != before
 
 
-def test_the_line_of_progress_ends_with_all_episodes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_line_ends_with_all_episodes(capsys: pytest.CaptureFixture[str]) -> None:
     shown = ProgressLine(total=4, done=2)
     shown.update(None, {"a": 2})
     shown.update(played("a", 2), {"a": 1})

@@ -1,4 +1,4 @@
-"""What may be given as env_fn."""
+"""Check which values are accepted as ``env_fn`` and how they are turned into factories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbered(number: int) -> Callable[[], int]:
     return lambda: number
 
 
-def test_one_factory_serves_any_number() -> None:
+def test_one_factory_makes_all_sub_environments() -> None:
     factories = as_factories(Small)
     assert factories.count is None
     assert [type(factories.make(env_id)) for env_id in (0, 7)] == [Small, Small]
@@ -58,7 +58,7 @@ def test_a_module_before_an_id_is_not_imported_in_the_driver() -> None:
     assert as_factories("no_such_module:Env-v0").count is None
 
 
-def test_what_the_user_registered_is_known_to_a_process_that_did_not_register_it(registered: str) -> None:
+def test_registrations_of_the_user_are_repeated_in_other_processes(registered: str) -> None:
     factories = as_factories(registered)
     spec = gym.registry.pop(registered)
     assert spec in factories.registered
@@ -68,7 +68,7 @@ def test_what_the_user_registered_is_known_to_a_process_that_did_not_register_it
     assert gym.registry[registered] is spec
 
 
-def test_what_gymnasium_brings_is_not_sent_along() -> None:
+def test_registrations_of_gymnasium_are_not_sent() -> None:
     assert not [spec.id for spec in as_factories(Small).registered if spec.id.startswith("CartPole")]
 
 
@@ -91,19 +91,19 @@ ENV = Small()
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_anything_else_is_refused_with_what_would_be_right(env_fn: Any, reason: str) -> None:
+def test_other_values_are_refused_with_a_fix(env_fn: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         as_factories(env_fn)
 
 
-def test_a_vector_env_is_refused_as_an_environment_is() -> None:
+def test_a_vector_env_is_refused_like_an_environment() -> None:
     vector_env = gym.vector.SyncVectorEnv([partial(gym.make, "CartPole-v1")])
     with pytest.raises(ConfigurationError, match="env_fn must be a factory of environments, got the environment"):
         as_factories(vector_env)
     vector_env.close()
 
 
-def test_a_factory_that_does_not_say_what_it_takes_is_taken() -> None:
+def test_a_factory_without_a_signature_is_accepted() -> None:
     assert as_factories(max).functions == (max,)
 
 

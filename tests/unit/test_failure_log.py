@@ -1,4 +1,4 @@
-"""Failures are counted in bounded memory, and the loss of a worker has a reason for the end of its episodes."""
+"""Check that failures are counted in bounded memory, and the reason that each error gives for lost episodes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from parenv.experience.failures import MAX_ERROR, MAX_TRACEBACK, MOST_TEXTS, Fai
 from parenv.supervision.failures import ended_by, failure_of_worker
 
 
-def test_the_endings_are_those_of_the_environment_and_the_lost_ones() -> None:
+def test_endings_are_those_of_environments_and_those_of_lost_episodes() -> None:
     assert ENDINGS[:2] == ("terminated", "truncated")
     assert set(ENDINGS[2:]) == LOST
 
 
-def test_texts_of_many_failing_environments_take_bounded_memory_and_all_are_counted() -> None:
+def test_failures_of_many_environments_are_counted_in_bounded_memory() -> None:
     log = FailureLog()
     for env_id in range(3 * MOST_TEXTS):
         for _ in range(1 + (env_id == 7)):
@@ -59,7 +59,7 @@ ABOUT = {"worker": 1, "env_ids": range(2, 4), "pid": 9, "doing": "step of env_id
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value,
 )
-def test_the_reason_for_the_loss_of_a_worker_is_one_for_the_end_of_episodes(reason: Exception, wanted: str) -> None:
+def test_the_error_of_a_lost_worker_determines_how_its_episodes_ended(reason: Exception, wanted: str) -> None:
     reason.__cause__ = SubEnvironmentError("here", worker=1, env_id=3, doing="step", remote_traceback="line 7")
     failure = failure_of_worker(1, reason)
     assert ended_by(reason) == failure.ended_by == wanted

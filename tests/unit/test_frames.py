@@ -1,4 +1,4 @@
-"""Messages to frames and back."""
+"""Check that messages are converted to frames and back, and that malformed frames are refused."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def header(magic: bytes = b"PENV", version: int = PROTOCOL_VERSION, kind: int = 
 
 @given(SENDERS, MESSAGES)
 @settings(max_examples=150)
-def test_a_message_arrives_as_it_was_said(sender: Sender, message: AnyMessage) -> None:
+def test_a_message_is_decoded_unchanged(sender: Sender, message: AnyMessage) -> None:
     frames = to_frames(sender, message)
     assert from_frames(frames) == (sender, message)
     assert from_frames([memoryview(bytes(frame)) for frame in frames]) == (sender, message)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_of_message_has_an_example_that_arrives(kind: type[AnyMessage]) -> None:
+def test_an_example_of_every_kind_of_message_is_decoded_unchanged(kind: type[AnyMessage]) -> None:
     example = {"int": 3, "str": "step", "bytes": b"\x80", "memoryview": memoryview(b"\x80"), "Any": [("a", 1)]}
     message = kind(*(example[str(f.type)] for f in dataclasses.fields(kind)))
     assert from_frames(to_frames(Sender(1, 2), message)) == (Sender(1, 2), message)
@@ -65,12 +65,12 @@ def test_another_version_is_refused_with_both_versions() -> None:
         from_frames([header(version=77) + b"[]"])
 
 
-def test_messages_that_change_have_a_protocol_version_of_their_own() -> None:
+def test_changed_messages_need_a_new_protocol_version() -> None:
     said = [(kind.__name__, [(f.name, str(f.type)) for f in dataclasses.fields(kind)]) for kind in KINDS]
     digest = zlib.crc32(repr(said).encode())
     assert (PROTOCOL_VERSION, digest) == (5, DIGEST), (
-        f"messages or their fields are others than those of this version: raise PROTOCOL_VERSION if peers may have it "
-        f"already, run docs/protocol_tables.py and write {digest} here"
+        f"the messages or their fields have changed: raise PROTOCOL_VERSION if other processes may use this version "
+        f"already, run docs/protocol_tables.py and set DIGEST to {digest}"
     )
 
 
@@ -98,14 +98,14 @@ def test_messages_that_change_have_a_protocol_version_of_their_own() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_malformed_is_refused(frames: list[bytes], reason: str) -> None:
+def test_malformed_frames_are_refused(frames: list[bytes], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         from_frames(frames)
 
 
-def arrives_or_is_refused(frames: list[bytes]) -> None:
+def is_decoded_or_refused(frames: list[bytes]) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy deprecates some of the dtypes that come about
+        warnings.simplefilter("ignore")  # numpy deprecates some of the generated dtypes.
         try:
             sender, message = from_frames(frames)
         except ProtocolError:
@@ -117,19 +117,19 @@ def arrives_or_is_refused(frames: list[bytes]) -> None:
 @given(st.integers(0, len(KINDS)), st.lists(st.binary(max_size=40), max_size=3))
 @SETTINGS
 def test_random_bytes_raise_nothing_but_protocol_errors(kind: int, frames: list[bytes]) -> None:
-    arrives_or_is_refused(frames)
-    arrives_or_is_refused([header(kind=kind), *frames])
-    arrives_or_is_refused([header(kind=kind) + b"".join(frames)])
+    is_decoded_or_refused(frames)
+    is_decoded_or_refused([header(kind=kind), *frames])
+    is_decoded_or_refused([header(kind=kind) + b"".join(frames)])
 
 
 @given(SENDERS, MESSAGES, st.data())
 @SETTINGS
-def test_flipped_bits_and_missing_ends_raise_nothing_but_protocol_errors(
+def test_flipped_bits_and_truncation_raise_nothing_but_protocol_errors(
     sender: Sender, message: AnyMessage, data: Any
 ) -> None:
     head, *others = (bytes(frame) for frame in to_frames(sender, message))
     broken = bytearray(head)
     broken[data.draw(st.integers(0, len(head) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    arrives_or_is_refused([bytes(broken), *others])
-    arrives_or_is_refused([head[: data.draw(st.integers(0, len(head)))], *others])
-    arrives_or_is_refused([head, *others[1:]])
+    is_decoded_or_refused([bytes(broken), *others])
+    is_decoded_or_refused([head[: data.draw(st.integers(0, len(head)))], *others])
+    is_decoded_or_refused([head, *others[1:]])

@@ -1,4 +1,4 @@
-"""What the fuzzer has found worth keeping, and messages damaged in every systematic way."""
+"""Check the inputs that the fuzzer has kept, and messages that are damaged systematically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from parenv.remote.host_messages import AnyMessage as Message
 
 KINDS = (*OF_WORKERS, *HOST_KINDS)
 
-# Some of what comes about makes numpy or Gymnasium warn, once.
+# Some of the generated values make numpy or Gymnasium warn.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 EXAMPLES = examples()
@@ -37,26 +37,26 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
-def test_the_container_gives_back_the_frames_of_any_message() -> None:
+def test_joined_frames_are_split_again() -> None:
     for frames in EXAMPLES.values():
         assert split(join(frames)) == frames
     assert split(b"\0\3ab") == [b"ab"]
     assert split(b"\0\0\0") == [b""]
 
 
-def test_each_kind_of_message_is_among_those_the_fuzzer_begins_with() -> None:
+def test_the_fuzzer_begins_with_each_kind_of_message() -> None:
     assert {type(from_frames(frames)[1]) for frames in EXAMPLES.values()} == set(KINDS)
     assert all(check(frames) for frames in EXAMPLES.values())
 
 
-def test_what_the_fuzzer_kept_is_a_message_or_is_refused() -> None:
+def test_kept_inputs_are_messages_or_are_refused() -> None:
     verdicts = [check(split(data)) for data in KEPT.values()]
     assert len(verdicts) > 100
     assert 0 < sum(verdicts) < len(verdicts)
     assert sum(map(len, KEPT.values())) < 300_000
 
 
-def test_what_the_fuzzer_kept_takes_no_more_memory_than_a_space_may() -> None:
+def test_kept_inputs_take_no_more_memory_than_a_space_may() -> None:
     tracemalloc.start()
     try:
         for name, data in KEPT.items():
@@ -72,7 +72,7 @@ def test_what_the_fuzzer_kept_takes_no_more_memory_than_a_space_may() -> None:
         tracemalloc.stop()
 
 
-def test_what_the_fuzzer_kept_imports_nothing() -> None:
+def test_kept_inputs_import_nothing() -> None:
     for frames in EXAMPLES.values():
         check(frames)
     before = set(sys.modules)
@@ -95,7 +95,7 @@ def test_a_flipped_bit_in_the_header_is_refused_or_names_another_sender(name: st
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_frame_cut_off_anywhere_is_refused_or_is_other_bytes(name: str) -> None:
+def test_a_truncated_head_is_refused_and_a_truncated_buffer_is_harmless(name: str) -> None:
     head, *buffers = EXAMPLES[name]
     for length in range(len(head)):
         assert not check([head[:length], *buffers])
@@ -135,17 +135,17 @@ def test_frames_in_disorder_are_a_message_or_are_refused(name: str) -> None:
 
 
 def canary(path: Path) -> bytes:
-    """A pickle that makes a directory when it is loaded."""
+    """Return a pickle that creates a directory when it is loaded."""
     return b"cposix\nmkdir\n(S'" + str(path).encode() + b"'\ntR."
 
 
-def test_the_canary_is_alive(tmp_path: Path) -> None:
+def test_loading_the_canary_creates_its_directory(tmp_path: Path) -> None:
     pickle.loads(canary(tmp_path / "sung"))
     assert (tmp_path / "sung").is_dir()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_no_pickle_is_loaded_wherever_it_stands(kind: type[Message], tmp_path: Path) -> None:
+def test_no_pickle_in_a_message_is_loaded(kind: type[Message], tmp_path: Path) -> None:
     song = canary(tmp_path / "sung")
     padded = np.frombuffer(song + bytes(-len(song) % 8), "<i8")
     as_any = [song, {song: song}, padded, np.array(song), song.decode(), np.str_(song.decode())]
@@ -168,7 +168,7 @@ def test_no_pickle_is_loaded_wherever_it_stands(kind: type[Message], tmp_path: P
 
 @pytest.mark.parametrize("tag", ["array", "scalar", "generator", "space", "graph"])
 @pytest.mark.parametrize("dtype", ["O", "|O", "|O8", "object", "|V9", "i4,O", "|S{}"])
-def test_no_pickle_is_loaded_by_what_reads_buffers(tag: str, dtype: str, tmp_path: Path) -> None:
+def test_no_pickle_in_a_tagged_buffer_is_loaded(tag: str, dtype: str, tmp_path: Path) -> None:
     song = canary(tmp_path / "sung")
     text = f'[1,{{"{tag}":["{dtype.format(len(song))}",[],0]}}]'.encode()
     head = bytes(to_frames(Sender(1, 2), Reply(1, None))[0])[:HEADER_BYTES]
