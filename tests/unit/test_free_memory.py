@@ -1,4 +1,4 @@
-"""Memory is counted before it is taken, as the machine and the container say."""
+"""Check that the memory that is needed is compared with the free memory of the machine and its control groups."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def v1(path: str, limit: str, used: int) -> dict[str, str]:
         ({**MACHINE, "proc/self/cgroup": "2:cpu:/a\n", **v1("/a", "5000", 4000)}, 10240),
     ],
 )
-def test_the_least_that_machine_and_groups_leave_is_free(tmp_path: Path, files: Mapping[str, str], free: float) -> None:
+def test_free_memory_is_the_least_of_machine_and_groups(tmp_path: Path, files: Mapping[str, str], free: float) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert free_bytes(tmp_path / "proc", tmp_path / "groups") == free
 
 
-def test_here_something_is_free() -> None:
+def test_some_memory_of_this_machine_is_free() -> None:
     assert 0 < free_bytes() < math.inf
 
 
@@ -73,7 +73,7 @@ class Large(gym.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_pool_that_needs_more_than_is_free_says_how_much_and_what_for(
+def test_the_error_for_a_pool_that_is_too_large_explains_its_memory(
     num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda: 100e6)
@@ -87,7 +87,7 @@ def test_a_pool_that_needs_more_than_is_free_says_how_much_and_what_for(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_vector_env_that_needs_more_than_is_free_says_so(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vector_env_that_is_too_large_is_refused(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda: 3e6)
     message = (
         "the vector env needs 4.01 MB of memory, but 3 MB are free: observations of 1 MB each from 4 sub-environments"
@@ -96,7 +96,7 @@ def test_a_vector_env_that_needs_more_than_is_free_says_so(num_workers: int, mon
         ParallelVectorEnv([Large] * 4, num_workers=num_workers)
 
 
-def test_much_of_what_is_free_is_said_and_little_is_not(
+def test_a_vector_env_that_takes_more_than_half_of_the_free_memory_logs_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="parenv"):

@@ -1,4 +1,4 @@
-"""Which worker runs on which host, by cases and against a model."""
+"""Check which worker runs on which host, by examples and with a state machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_host_with_the_most_room_is_next() -> None:
     assert [worker for worker, _ in scheduler.place()] == [Sender(4, 0)]
 
 
-def test_one_that_is_not_wanted_any_more_gets_no_place() -> None:
+def test_a_worker_that_has_ended_gets_no_host() -> None:
     scheduler = HostScheduler()
     scheduler.want(Sender(0, 0))
     scheduler.ended(Sender(0, 0))
@@ -33,8 +33,8 @@ def test_one_that_is_not_wanted_any_more_gets_no_place() -> None:
     assert scheduler.place() == []
 
 
-class RosterMachine(RuleBasedStateMachine):
-    """Nobody is forgotten, and no host has more than it can."""
+class SchedulerMachine(RuleBasedStateMachine):
+    """State machine of hosts and workers: each worker has a host or waits, and no host exceeds its capacity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class RosterMachine(RuleBasedStateMachine):
         assert len(self.wanted) - len(waiting) == min(len(self.wanted), sum(self.capacity.values())) or not waiting
 
     @invariant()
-    def everybody_has_a_host_or_waits(self) -> None:
+    def every_worker_has_a_host_or_waits(self) -> None:
         for worker in self.wanted:
             assert (self.scheduler.host_of(worker) is None) == self.scheduler.is_waiting(worker)
         assert set(self.scheduler._host_of) <= self.wanted
@@ -80,11 +80,11 @@ class RosterMachine(RuleBasedStateMachine):
             assert len(self.scheduler.workers_of(host)) <= capacity
 
 
-TestRoster = RosterMachine.TestCase
-TestRoster.settings = settings(max_examples=60, stateful_step_count=30)
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-def test_a_host_could_leave_if_others_have_room_for_its_workers_and_for_those_that_wait() -> None:
+def test_a_host_could_leave_if_others_have_room_for_its_workers_and_the_waiting_ones() -> None:
     scheduler = HostScheduler()
     scheduler.join(b"a", capacity=2)
     for worker in range(2):

@@ -1,4 +1,4 @@
-"""Infos as rows of bytes: what comes back is what Gymnasium makes of the same infos."""
+"""Check that infos that are written as rows of bytes are read as Gymnasium merges the same infos."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS = st.lists(INFOS | st.just({}), min_size=N, max_size=N)
 
 
 class Wire:
-    """Two workers that write, one driver that reads."""
+    """Info writers of two workers and the reader of the main process."""
 
     def __init__(self, info_bytes: int = INFO_BYTES) -> None:
         self.kinds, infos = np.zeros(N, "<i4"), np.zeros((N, info_bytes), np.uint8)
@@ -77,7 +77,7 @@ def by_gymnasium(each: list[Any]) -> Any:
 
 
 def assert_as_gymnasium(wire: Wire, each: list[Any], env_ids: Any = None) -> None:
-    """Also that it fails where Gymnasium does."""
+    """Check that the reader returns what Gymnasium returns for the same infos, or fails if Gymnasium fails."""
     chosen = each if env_ids is None else [each[env_id] for env_id in env_ids]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -98,7 +98,7 @@ def assert_as_gymnasium(wire: Wire, each: list[Any], env_ids: Any = None) -> Non
 @example([[{"a": {"b": 1}}, {"a": 2}, {"a": {}}, {}]])
 @example([[{"a": 2}, {"a": {"b": 1}}, {}, {}]])
 @settings(max_examples=150, derandomize=True)
-def test_infos_come_back_as_gymnasium_makes_them(steps: list[list[Any]]) -> None:
+def test_infos_are_read_as_gymnasium_merges_them(steps: list[list[Any]]) -> None:
     wire = Wire()
     for each in steps:
         wire.send(each)
@@ -114,7 +114,7 @@ def test_flat_infos_of_one_kind_need_no_message() -> None:
         assert_same(wire.read()["z"], np.repeat(np.arange(N, dtype=np.float32), 3).reshape(N, 3))
 
 
-def test_what_was_read_does_not_change_when_more_is_written() -> None:
+def test_read_infos_do_not_change_when_more_are_written() -> None:
     wire = Wire()
     each = [{"x": i, "final_obs": np.full(2, i), "in": {"y": np.full(2, i)}} for i in range(N)]
     wire.send(each)
@@ -137,14 +137,14 @@ def test_what_was_read_does_not_change_when_more_is_written() -> None:
     ],
     ids=repr,
 )
-def test_what_does_not_fit_travels_by_message(info: Any) -> None:
+def test_infos_that_do_not_fit_are_sent_by_message(info: Any) -> None:
     wire = Wire()
     wire.send([{"x": 1}, info, {}, {"x": 3}])
     assert list(wire.by_message) == [1]
     assert wire.kinds.tolist()[1:3] == [-1, 0]
 
 
-def test_kinds_beyond_the_limit_travel_by_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_beyond_the_limit_are_sent_by_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KINDS", 2)
     wire = Wire()
     for key in "abcd":
@@ -154,7 +154,7 @@ def test_kinds_beyond_the_limit_travel_by_message(monkeypatch: pytest.MonkeyPatc
     assert list(wire.by_message) == [0]
 
 
-def test_as_many_bytes_as_there_is_room_for_fit() -> None:
+def test_infos_may_fill_a_row_completely() -> None:
     wire = Wire(info_bytes=24)
     wire.send([{"x": 1.0, "y": np.zeros(2)}, {"x": 1.0, "y": np.zeros(3)}, {}, {}])
     assert list(wire.by_message) == [1]

@@ -1,4 +1,4 @@
-"""A signal handler that raises at any line leaves neither a handler behind nor a pool open."""
+"""Check that a signal handler that raises at any line leaves all handlers in place and the pool closed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HANDLED = (signal.SIGUSR2, signal.SIGTERM, signal.SIGWINCH)
 
 
 class _HandledError(Exception):
-    """A signal handler has raised."""
+    """Raised by the signal handler under test."""
 
 
 def handle(signum: int, frame: FrameType | None) -> None:
@@ -39,7 +39,11 @@ def handlers() -> Iterator[None]:
 
 
 def reaches(at: int, signum: int, function: Callable[[], object]) -> bool:
-    """Call a function, and raise a signal at one line of the modules under test; return whether it has that line."""
+    """Call a function and raise a signal when the modules under test execute their ``at``-th line.
+
+    Returns:
+        Whether that line was reached.
+    """
     lines = count(1)
     reached = False
 
@@ -68,7 +72,7 @@ def defer_handlers() -> None:
 
 
 @pytest.mark.parametrize("signum", HANDLED)
-def test_all_handlers_are_in_place_afterwards(signum: int) -> None:
+def test_all_handlers_are_restored(signum: int) -> None:
     for at in count(1):
         if not reaches(at, signum, defer_handlers):
             break
@@ -77,10 +81,10 @@ def test_all_handlers_are_in_place_afterwards(signum: int) -> None:
 
 
 class Pool:
-    """A pool that only records whether it was closed.
+    """Pool that only records whether it was closed.
 
     Args:
-        closes: List to which each close is appended.
+        closes: List to which each close appends its time limit.
     """
 
     def __init__(self, closes: list[float]) -> None:
@@ -89,9 +93,9 @@ class Pool:
 
 
 @pytest.mark.parametrize("signum", HANDLED)
-def test_a_pool_is_closed_by_the_time_it_is_garbage(signum: int) -> None:
+def test_a_pool_is_closed_at_the_latest_when_it_is_garbage_collected(signum: int) -> None:
     gc.collect()
-    gc.freeze()  # Each collection looks at nothing that was there before.
+    gc.freeze()  # Each collection below examines only new objects.
     for at in count(1):
         closes: list[float] = []
         pool = Pool(closes)

@@ -1,4 +1,4 @@
-"""Keys: made once, readable by their owner only, checked before anything is started, and never shown."""
+"""Check that keys are created once, readable by their owner only, validated before use, and never shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from parenv.remote.net.host_keys import (
 
 
 def shows(text: str, *keys: bytes) -> bool:
-    """Whether a text shows any part of a key that helps."""
+    """Return whether a text contains eight consecutive characters of a key."""
     return any(key.decode()[start : start + 8] in text for key in keys for start in range(33))
 
 
@@ -40,7 +40,7 @@ def modes(directory: Path) -> set[int]:
     return {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
 
 
-def test_what_is_made_fits_together(tmp_path: Path) -> None:
+def test_created_keys_fit_together(tmp_path: Path) -> None:
     made = create_keys(tmp_path / "new", ["alpha", "beta.example-1"])
     assert [path.name for path in made] == ["driver.key", "alpha.key", "beta.example-1.key", "hosts.pub"]
     driver, allowed = read_driver_keys(made[0]), AllowList(made[3])
@@ -53,9 +53,7 @@ def test_what_is_made_fits_together(tmp_path: Path) -> None:
     assert not any(key.decode() in made[3].read_text() for key in (driver.secret, read_host_keys(made[1]).secret))
 
 
-def test_every_file_is_for_its_owner_only_from_its_first_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_file_is_created_readable_by_its_owner_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[int, int, int]] = []
     really = os.open
 
@@ -79,7 +77,7 @@ def test_every_file_is_for_its_owner_only_from_its_first_moment(
 
 
 @pytest.mark.parametrize("taken", ["driver.key", "beta.key", "hosts.pub"])
-def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, taken: str) -> None:
+def test_no_file_is_overwritten_and_none_is_left_if_creation_fails(tmp_path: Path, taken: str) -> None:
     (tmp_path / taken).write_text("mine")
     with pytest.raises(ConfigurationError, match=f"{taken} exists already, and keys are never overwritten"):
         create_keys(tmp_path, ["alpha", "beta"])
@@ -87,14 +85,14 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, taken: 
     assert (tmp_path / taken).read_text() == "mine"
 
 
-def test_a_link_to_nowhere_is_not_followed(tmp_path: Path) -> None:
+def test_a_dangling_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "driver.key").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigurationError, match="exists already"):
         create_keys(tmp_path, [])
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_what_was_written_before_a_failure_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_written_before_a_failure_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     really = os.open
 
     def failing(path: str, flags: int, mode: int = 0o777) -> int:
@@ -109,13 +107,13 @@ def test_what_was_written_before_a_failure_is_removed(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["", "../alpha", "a/b", ".hidden", "a b", "driver", "Driver", "a\nb", "x" * 64, "-rf"])
-def test_a_name_must_be_one_of_a_file(tmp_path: Path, name: str) -> None:
+def test_the_name_of_a_host_must_be_a_valid_file_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="a host cannot be named"):
         create_keys(tmp_path / "keys", ["alpha", name])
     assert not (tmp_path / "keys").exists()
 
 
-def test_each_host_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_names_of_hosts_must_be_unique(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="names of hosts must be unique"):
         create_keys(tmp_path / "keys", ["alpha", "Alpha"])
 
@@ -134,7 +132,7 @@ def test_a_host_is_added_and_the_others_stay(tmp_path: Path) -> None:
         add_host(tmp_path, "beta")
 
 
-def test_a_host_that_cannot_be_listed_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_cannot_be_listed_gets_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create_keys(tmp_path, ["alpha"])
     names, before = set(os.listdir(tmp_path)), (tmp_path / "hosts.pub").read_text()
 
@@ -148,7 +146,7 @@ def test_a_host_that_cannot_be_listed_is_not_made(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "hosts.pub").read_text() == before
 
 
-def test_whoever_reads_the_list_meanwhile_sees_all_of_it(tmp_path: Path) -> None:
+def test_a_reader_of_the_list_sees_all_of_it_during_changes(tmp_path: Path) -> None:
     create_keys(tmp_path, ["alpha"])
     allowed, alpha = AllowList(tmp_path / "hosts.pub"), read_host_keys(tmp_path / "alpha.key").public
     seen: set[str | None] = set()
@@ -168,7 +166,7 @@ def test_whoever_reads_the_list_meanwhile_sees_all_of_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("first", ["add", "remove"])
-def test_a_host_that_is_added_while_another_is_removed_stays_and_the_other_does_not(
+def test_concurrent_changes_of_the_list_are_both_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     create_keys(tmp_path, ["stolen", "good"])
@@ -179,7 +177,7 @@ def test_a_host_that_is_added_while_another_is_removed_stays_and_the_other_does_
     def replace(path: Path, text: str) -> None:
         monkeypatch.setattr(keys_module, "replace", really)
         second.start()
-        second.join(0.5)  # Without a lock, the second change ends meanwhile, and this one undoes it.
+        second.join(0.5)  # Without a lock, the second change ends here and is then overwritten.
         really(path, text)
 
     monkeypatch.setattr(keys_module, "replace", replace)
@@ -227,7 +225,7 @@ def test_a_file_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.
             read(tmp_path / name)
 
 
-def test_a_key_in_the_place_of_its_file_is_not_shown() -> None:
+def test_a_key_passed_instead_of_its_path_is_not_shown() -> None:
     driver, host = ephemeral_keys()
     for read, secret in ((read_driver_keys, driver.secret), (read_host_keys, host.secret)):
         with pytest.raises(ConfigurationError, match=r"path of the key file of a .*, got a key\. Pass") as caught:
@@ -237,7 +235,7 @@ def test_a_key_in_the_place_of_its_file_is_not_shown() -> None:
     assert not shows(repr(placement), driver.secret, host.public)
 
 
-def test_what_is_no_key_file_is_refused_and_not_shown(tmp_path: Path) -> None:
+def test_an_invalid_key_file_is_refused_and_not_shown(tmp_path: Path) -> None:
     create_keys(tmp_path, ["alpha"])
     path, good = tmp_path / "alpha.key", (tmp_path / "alpha.key").read_text()
     host, driver = read_host_keys(path), read_driver_keys(tmp_path / "driver.key")
@@ -269,7 +267,7 @@ def test_what_is_no_key_file_is_refused_and_not_shown(tmp_path: Path) -> None:
         read_driver_keys(path)
 
 
-def test_what_cannot_be_read_says_what_makes_it(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_key_file_names_the_command_that_creates_it(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"cannot be read: No such file or directory. Make .* parenv keys create"
     ):
@@ -287,7 +285,7 @@ def test_keys_are_never_shown() -> None:
     for kept in (driver, host, [driver, host], AllowList([host.public.decode()])):
         assert not shows(f"{kept} {kept!r} {kept!s}", *everything)
     assert (str(driver), repr(host)) == ("DriverKeys(not shown)", "HostKeys(not shown)")
-    assert shows(str(driver.secret), *everything), "or the search finds nothing"
+    assert shows(str(driver.secret), *everything), "the search must be able to find a key"
     with pytest.raises(ConfigurationError, match="the public key must belong to the secret key") as caught:
         DriverKeys(host.public, driver.secret)
     assert not shows("".join(traceback.format_exception(caught.value)), *everything)
@@ -324,7 +322,7 @@ def test_the_list_follows_its_file(tmp_path: Path) -> None:
         allowed.name_of(alpha)
 
 
-def test_whoever_was_let_in_is_removed_with_its_line(tmp_path: Path) -> None:
+def test_a_connected_host_is_removed_with_its_line(tmp_path: Path) -> None:
     create_keys(tmp_path, ["alpha", "beta"])
     alpha, beta = (Known(name, read_host_keys(tmp_path / f"{name}.key").public) for name in ("alpha", "beta"))
     let_in = {alpha, beta}
@@ -340,7 +338,7 @@ def test_whoever_was_let_in_is_removed_with_its_line(tmp_path: Path) -> None:
     assert [allowed.removed({alpha, beta, other}) for _ in range(2)] == [set(), {other}]
 
 
-def test_a_list_that_is_empty_while_it_is_rewritten_removes_nobody_and_one_that_stays_empty_all(tmp_path: Path) -> None:
+def test_a_list_that_is_empty_for_a_moment_removes_no_host_and_one_that_stays_empty_all(tmp_path: Path) -> None:
     create_keys(tmp_path, ["alpha"])
     alpha = Known("alpha", read_host_keys(tmp_path / "alpha.key").public)
     listed, before = tmp_path / "hosts.pub", (tmp_path / "hosts.pub").read_text()
@@ -372,7 +370,7 @@ def test_a_bad_list_is_refused_and_not_shown(tmp_path: Path) -> None:
         AllowList(tmp_path / "missing.pub")
 
 
-def test_a_giant_file_is_not_read_whole(tmp_path: Path) -> None:
+def test_a_giant_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "hosts.pub"
     with open(path, "w") as file:
         file.truncate(1 << 40)
@@ -394,7 +392,7 @@ def test_the_command_makes_and_adds_keys(tmp_path: Path, capsys: pytest.CaptureF
         assert not shows(said, host.public, host.secret, host.driver_public)
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "add", str(tmp_path), "alpha"]) == 2
     assert "driver.key cannot be read" in capsys.readouterr().err
     assert main(["keys", "create", str(tmp_path), "a/b"]) == 2

@@ -1,4 +1,4 @@
-"""Where everything lies in a rollout slot."""
+"""Check the layout of the arrays in a rollout slot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GROUPS = st.builds(RolloutSpec, st.integers(1, 9), leaf_tuples(), leaf_tuples(),
 
 
 def slot_spec(rows: RolloutSpec, agents: list[tuple[str, ...]]) -> SlotSpec:
-    """For one policy, or for two named ones and groups of agents."""
+    """Return the layout for one policy, or for two named policies if there are groups of agents."""
     groups = (rows, *(replace(rows, agents=names) for names in agents))
     return SlotSpec(groups, ("chaser", "runner")) if agents else SlotSpec(groups)
 
@@ -70,9 +70,7 @@ def test_fields_are_aligned_and_inside_the_slot_and_do_not_overlap(spec: SlotSpe
 
 @given(SPECS, WIDTHS, st.integers(0, 99))
 @SETTINGS
-def test_every_array_keeps_what_was_written_whatever_is_written_to_the_others(
-    spec: SlotSpec, width: tuple[int, int], seed: int
-) -> None:
+def test_writing_to_an_array_does_not_change_the_others(spec: SlotSpec, width: tuple[int, int], seed: int) -> None:
     generator = np.random.default_rng(seed)
     layout = slot_layout(spec, *width)
     memory = bytearray(layout.total_bytes)
@@ -85,9 +83,7 @@ def test_every_array_keeps_what_was_written_whatever_is_written_to_the_others(
 
 @given(SPECS, WIDTHS)
 @SETTINGS
-def test_the_reserved_part_ends_where_what_only_episode_ends_need_begins(
-    spec: SlotSpec, width: tuple[int, int]
-) -> None:
+def test_fields_of_episode_ends_follow_the_reserved_part(spec: SlotSpec, width: tuple[int, int]) -> None:
     layout = slot_layout(spec, *width)
     for field in fields_of(layout):
         begin, end = extent(field)
@@ -97,7 +93,7 @@ def test_the_reserved_part_ends_where_what_only_episode_ends_need_begins(
             assert end <= layout.reserved_bytes
 
 
-def test_shapes_are_those_of_a_rollout_and_lists_take_no_room() -> None:
+def test_fields_have_the_shapes_of_a_rollout_and_lists_take_no_memory() -> None:
     spec = RolloutSpec(
         5,
         observations=(Leaf(("image",), (3, 2), "|u1"), Leaf(("text",)), Leaf(("mass",), (), "<f8")),
@@ -124,7 +120,7 @@ def test_shapes_are_those_of_a_rollout_and_lists_take_no_room() -> None:
     }
 
 
-def test_named_policies_add_their_fields_to_rows_of_agents_and_versions_to_those_of_environments() -> None:
+def test_named_policies_add_policies_to_agents_and_versions_to_environments() -> None:
     group = RolloutSpec(5, (), ())
     alone, envs, agents = (
         {field.name[0]: (field.shape, field.dtype) for field in fields}

@@ -1,4 +1,4 @@
-"""Leagues: payoffs, ratings, whom to play; and what playing the past is good for."""
+"""Check payoffs, ratings and opponents of a league, and what training against past or newest policies leads to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_payoff_is_the_mean_score_of_a_row_against_a_column() -> None:
     assert league.games.tolist() == [[0, 3, 0], [3, 0, 0], [0, 0, 0]]
 
 
-def test_nothing_changes_a_league() -> None:
+def test_a_league_is_immutable() -> None:
     before = League.of("a", "b")
     before.with_results([("a", "b", 1.0)])
     before.with_players("c")
@@ -32,8 +32,8 @@ def test_nothing_changes_a_league() -> None:
     assert not before.games.any()
 
 
-def test_ratings_are_those_of_the_chances_to_win() -> None:
-    # Ten wins to one are 400 points, and many games outweigh the prior.
+def test_differences_of_ratings_match_the_chances_to_win() -> None:
+    # Ten wins per loss correspond to a difference of 400 points. Many games outweigh the prior.
     results = [("a", "b", 1.0)] * 10_000 + [("a", "b", 0.0)] * 1_000
     results += [("b", "c", 1.0)] * 10_000 + [("b", "c", 0.0)] * 1_000
     elo = League.of("a", "b", "c").with_results(results).elo(prior_games=1e-3)
@@ -41,7 +41,7 @@ def test_ratings_are_those_of_the_chances_to_win() -> None:
     assert elo["b"] - elo["c"] == pytest.approx(400, abs=0.5)
 
 
-def test_ratings_do_not_depend_on_the_order_of_games_and_exist_for_who_won_all_of_them() -> None:
+def test_ratings_do_not_depend_on_the_order_of_games_and_are_finite() -> None:
     rng = np.random.default_rng(0)
     players = [f"p{i}" for i in range(12)]
     results = [(a, b, float(i < j)) for i, a in enumerate(players) for j, b in enumerate(players) if i != j] * 30
@@ -55,12 +55,12 @@ def test_ratings_do_not_depend_on_the_order_of_games_and_exist_for_who_won_all_o
     assert League.of().elo() == {}
 
 
-def test_a_game_against_oneself_says_nothing() -> None:
+def test_a_game_against_oneself_does_not_change_the_ratings() -> None:
     league = League.of("a", "b").with_results([("a", "a", 1.0)])
     assert league.elo() == {"a": 0.0, "b": 0.0}
 
 
-def test_whom_to_play() -> None:
+def test_each_sampling_method_chooses_its_opponents() -> None:
     league = League.of("p0", "p1", "p2", "me").with_results([("me", "p0", 1.0), ("me", "p1", 0.0), ("me", "p2", 0.5)])
     assert league.opponents("me", "newest") == {"p2": 1.0}
     assert league.opponents("p2", "newest") == {"me": 1.0}
@@ -70,7 +70,7 @@ def test_whom_to_play() -> None:
     assert league.opponents("p0", "prioritised") == pytest.approx({"p1": 0.25 / 1.5, "p2": 0.25 / 1.5, "me": 1 / 1.5})
 
 
-def test_opponents_are_drawn_as_often_as_they_are_probable() -> None:
+def test_opponents_are_drawn_with_their_probabilities() -> None:
     generator = np.random.default_rng(0)
     drawn = [League.draw({"a": 0.25, "b": 0.75}, generator) for _ in range(4000)]
     assert drawn.count("b") / 4000 == pytest.approx(0.75, abs=0.03)
@@ -89,7 +89,7 @@ def test_opponents_are_drawn_as_often_as_they_are_probable() -> None:
         (lambda league: league.elo(prior_games=0), "prior_games must be positive"),
     ],
 )
-def test_what_cannot_be_is_said(wrong: Any, message: str) -> None:
+def test_invalid_arguments_are_refused(wrong: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         wrong(League.of("a", "b"))
 
@@ -111,10 +111,11 @@ def test_in_rock_paper_scissors_playing_the_past_leads_to_the_mixed_strategy(sam
     assert max(map(game.exploitability, strategies[-60:])) < 0.1
 
 
-def test_in_rock_paper_scissors_playing_the_newest_only_goes_round_in_circles(game: Any) -> None:
+def test_in_rock_paper_scissors_playing_only_the_newest_leads_to_cycles(game: Any) -> None:
     strategies = game.play("newest", 120)
     assert min(map(game.exploitability, strategies[-60:])) > 0.15
     favourites = strategies[-60:].argmax(1).tolist()
     turns = [(after - before) % 3 for before, after in itertools.pairwise(favourites) if after != before]
     assert len(turns) > 10
-    assert set(turns) == {1}  # Rock, paper, scissors, rock: each beats the one before.
+    # The favourite changes from rock to paper to scissors to rock. Each of them beats its predecessor.
+    assert set(turns) == {1}

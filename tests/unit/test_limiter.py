@@ -1,4 +1,4 @@
-"""The limiter against Reverb's rule, and the claim that a loop which passes check_sizes never stops."""
+"""Check the limiter against Reverb's rule, and that a loop whose sizes pass ``check_sizes`` never deadlocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_with_sizes_that_pass_the_check_an_insert_or_a_sample_is_always_allowed(
 
 @SETTINGS
 @given(st.integers(1, 20), STEPS, st.data())
-def test_a_balanced_loop_with_a_smaller_buffer_comes_to_a_stop(ratio: int, insert_size: int, data: Any) -> None:
+def test_a_balanced_loop_with_a_smaller_buffer_deadlocks(ratio: int, insert_size: int, data: Any) -> None:
     sample_size = insert_size * ratio
     limiter = RateLimiter(ratio, insert_size, max(ratio, data.draw(st.floats(0, 1)) * sample_size))
     limiter.inserted(insert_size)
@@ -61,7 +61,7 @@ def test_a_balanced_loop_with_a_smaller_buffer_comes_to_a_stop(ratio: int, inser
 
 @SETTINGS
 @given(RATIOS, st.integers(3, 40), st.integers(1, 30))
-def test_a_buffer_that_one_insert_over_the_edge_overflows_never_lets_sampling_begin(
+def test_a_buffer_too_small_for_the_insert_that_permits_sampling_deadlocks(
     ratio: float, insert_size: int, min_size: int
 ) -> None:
     least = (insert_size - 1) * Fraction(str(ratio))
@@ -91,7 +91,7 @@ def test_once_sampling_may_begin_the_balance_stays_within_the_buffer(
 
 
 @pytest.mark.parametrize(("insert_size", "sample_size"), [(1, 1), (7, 64), (64, 7)])
-def test_a_long_run_has_the_ratio_that_was_asked_for(insert_size: int, sample_size: int) -> None:
+def test_a_long_run_has_the_requested_ratio(insert_size: int, sample_size: int) -> None:
     limiter = RateLimiter(2.5, 100, float(least_buffer(2.5, insert_size, sample_size)))
     while limiter.inserts < 20_000:
         step(limiter, True, insert_size)
@@ -126,7 +126,7 @@ def test_the_ratio_is_undefined_before_the_first_insert() -> None:
     assert math.isnan(RateLimiter(1, 1, 1).ratio)
 
 
-def test_a_checkpoint_goes_on_where_it_was() -> None:
+def test_a_loaded_state_has_the_saved_counts() -> None:
     before, after = RateLimiter(2, 3, 4), RateLimiter(2, 3, 4)
     before.inserted(3)
     before.sampled(2)
@@ -136,7 +136,7 @@ def test_a_checkpoint_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("state", [{"inserts": 3}, {"inserts": 3, "samples": -1}, {"inserts": 0.5, "samples": 0}])
-def test_a_state_that_is_none_changes_nothing(state: dict[str, int]) -> None:
+def test_an_invalid_state_is_refused_and_changes_nothing(state: dict[str, int]) -> None:
     limiter = RateLimiter(2, 3, 4)
     limiter.inserted(1)
     with pytest.raises(ConfigurationError, match=r"inserts|samples"):
@@ -156,13 +156,13 @@ def test_a_state_that_is_none_changes_nothing(state: dict[str, int]) -> None:
         ((8, 1, 7), "error_buffer must be at least max(1, samples_per_insert) = 8, got 7"),
     ],
 )
-def test_what_can_never_work_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         RateLimiter(*arguments)
 
 
 @pytest.mark.parametrize("n", [-1, 0.5])
-def test_a_count_is_a_whole_number(n: Any) -> None:
+def test_a_count_must_be_an_integer(n: Any) -> None:
     limiter = RateLimiter(1, 1, 1)
     for count in (limiter.inserted, limiter.sampled):
         with pytest.raises(ConfigurationError, match="n must be an integer of at least 0"):

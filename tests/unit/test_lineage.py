@@ -1,4 +1,4 @@
-"""The lineage of a population as a picture."""
+"""Check that the lineage of a population is written, read and drawn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COPIED = Copied(1, 2, 3.0, 0, 2, 5.0, {"lr": 0.1}, {"lr": 0.2})
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     file = tmp_path / "lineage.jsonl"
-    # A line that is still being written does not matter.
+    # The last line is incomplete, as while it is written. It is ignored.
     file.write_text("\n".join(map(json.dumps, ROWS)) + '\n{"event": "tur')
     return file
 
@@ -57,7 +57,7 @@ def test_a_childs_line_begins_where_its_parent_was(path: Path) -> None:
 
 
 @pytest.mark.more
-def test_the_command_draws_it(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_draws_a_lineage(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lineage", str(path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'lineage.png'}\n"
     assert main(["lineage", str(path), "--output", str(tmp_path / "other.svg")]) == 0
@@ -72,7 +72,7 @@ def test_a_full_disk_is_an_error_in_one_line(path: Path, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"event": "turn"}', "no lineage"])
-def test_what_is_no_lineage_is_said(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_a_lineage_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text(text)
     assert main(["lineage", str(tmp_path / "file")]) == 2
     assert f"{tmp_path / 'file'} cannot be read as a lineage of a population" in capsys.readouterr().err
@@ -80,7 +80,7 @@ def test_what_is_no_lineage_is_said(text: str, tmp_path: Path, capsys: pytest.Ca
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_a_damaged_line_is_an_error_and_former_files_are_read(tmp_path: Path) -> None:
+def test_a_damaged_line_is_an_error_and_files_without_digests_are_read(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "lineage.jsonl"
     written = Lineage(path, {"size": 2})
     for number in range(3):
@@ -98,7 +98,7 @@ def test_a_damaged_line_is_an_error_and_former_files_are_read(tmp_path: Path) ->
     assert path.read_text() == text
 
 
-def test_a_lineage_on_a_full_disk_is_an_error_of_parenv_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_the_lineage_continues_once_there_is_room(tmp_path: Path) -> None:
     path = tmp_path / "lineage.jsonl"
     lineage, limits = Lineage(path, {"size": 2}), resource.getrlimit(resource.RLIMIT_FSIZE)
     lineage.copied(COPIED, 10)

@@ -1,4 +1,4 @@
-"""How a connection is, from what ZeroMQ reports: every sequence of events that it has been seen to report."""
+"""Check the state of a connection after each sequence of events that ZeroMQ has been observed to report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BROKEN, DENIED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILE
         ([BROKEN, OUT, IN, OUT], "lost", 1),
     ],
 )
-def test_events_tell_how_a_connection_is(events: list[int], state: str, broken_handshakes: int) -> None:
+def test_events_determine_the_state_of_a_connection(events: list[int], state: str, broken_handshakes: int) -> None:
     link = Link()
     told = [link.take_in(event) for event in events]
     assert (link.state, link.broken_handshakes) == (state, broken_handshakes)

@@ -1,4 +1,4 @@
-"""A placement that has started nobody has nothing to wait for but what is beside it."""
+"""Check that a placement that has started no process still waits for its second source of events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from parenv.placement.local import LocalPlacement
 
 
-class Beside:
+class OtherSource:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.noticed: list[bool] = []
@@ -22,10 +22,10 @@ class Beside:
         self.noticed.append(self._descriptor in ready)
 
 
-def test_before_the_first_start_a_wait_is_for_what_is_beside_it() -> None:
+def test_before_the_first_start_a_placement_waits_for_the_other_source() -> None:
     reading, writing = os.pipe()
     try:
-        beside = Beside(reading)
+        beside = OtherSource(reading)
         placement = LocalPlacement(beside=beside)
         began = time.monotonic()
         assert placement.wait(0.25) == []

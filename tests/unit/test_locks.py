@@ -1,4 +1,4 @@
-"""Files that one process may use at a time: of a resumable run, a recording and an evaluation."""
+"""Check that only one process at a time can use the file of a resumable run, a recording or an evaluation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ USES = {"run": use_for_a_run, "recording": use_for_a_recording, "evaluation": us
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_only_one_may_use_a_file_at_a_time(use: Callable[[Path], Callable[[], None]], tmp_path: Path) -> None:
+def test_a_file_in_use_is_refused(use: Callable[[Path], Callable[[], None]], tmp_path: Path) -> None:
     end = use(tmp_path / "file")
     with pytest.raises(ConfigurationError, match=r"(used by|another run is recorded|in use by)"):
         use(tmp_path / "file")
@@ -65,10 +65,11 @@ def test_a_file_system_without_locks_is_used_with_a_warning(
     assert f"is on a file system without locks: a second {word} there would not be noticed" in caplog.text
 
 
-def test_a_lock_ends_though_a_child_has_the_file(tmp_path: Path) -> None:
+def test_a_lock_ends_although_a_child_process_has_the_file_open(tmp_path: Path) -> None:
     path = tmp_path / "file"
     first, second = (os.open(path, os.O_RDWR | os.O_CREAT) for _ in range(2))
-    inherited = os.dup(first)  # Of the same open file, as a child's descriptor is.
+    # The duplicate refers to the same open file, like a descriptor that a child process has inherited.
+    inherited = os.dup(first)
     assert lock(first, path, "run")
     assert not lock(second, path, "run")
     unlock(first)

@@ -1,4 +1,4 @@
-"""Where members stand: to take one from there, or to put it there, copies its weights and its optimizer once."""
+"""Check that a member is copied only once when it is written to shared memory or read from there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parenv.worker.member import restore, state_of
 WIDTH = 700
 
 
-def taught() -> Member:
+def trained_member() -> Member:
     agent = torch.nn.Linear(WIDTH, WIDTH)
     member = Member(agent, optimizer=torch.optim.Adam(agent.parameters()), noise=np.zeros((WIDTH, WIDTH)))
     agent(torch.ones(1, WIDTH)).sum().backward()
@@ -27,8 +27,8 @@ def taught() -> Member:
     return member
 
 
-def bytes_taken(do: Callable[[], Any]) -> int:
-    """The most that Python and numpy have held at once meanwhile, beside what there was."""
+def peak_bytes(do: Callable[[], Any]) -> int:
+    """Return the peak memory that Python and numpy allocate during a call, in bytes."""
     tracemalloc.start()
     try:
         do()
@@ -42,16 +42,16 @@ def places() -> MemberPlaces:
     return MemberPlaces(1, mmap.mmap(-1, header_bytes(1) + 20_000_000))
 
 
-def test_a_member_is_written_without_a_copy_beside_the_one_in_its_place(places: MemberPlaces) -> None:
-    member = taught()
+def test_a_member_is_written_without_another_copy(places: MemberPlaces) -> None:
+    member = trained_member()
     nbytes = places.write(0, state_of(member))
     assert nbytes > 4 * 3 * WIDTH**2 + 8 * WIDTH**2
-    assert bytes_taken(lambda: places.write(0, state_of(member))) < nbytes / 50
+    assert peak_bytes(lambda: places.write(0, state_of(member))) < nbytes / 50
 
 
 def test_a_member_is_read_by_one_copy_that_becomes_its_memory(places: MemberPlaces) -> None:
-    nbytes, other = places.write(0, state_of(taught())), taught()
-    assert nbytes < bytes_taken(lambda: restore(other, places.read(0))) < 1.02 * nbytes
+    nbytes, other = places.write(0, state_of(trained_member())), trained_member()
+    assert nbytes < peak_bytes(lambda: restore(other, places.read(0))) < 1.02 * nbytes
     state = places.read(0)
     restore(other, state)
     where = {name: one["torch.Tensor"][2].ctypes.data for name, one in state["tensors"].items()}
@@ -65,8 +65,8 @@ def test_a_member_is_read_by_one_copy_that_becomes_its_memory(places: MemberPlac
     assert np.shares_memory(other.noise, state["parts"]["noise"])
 
 
-def test_what_is_read_does_not_follow_what_is_written_later(places: MemberPlaces) -> None:
-    member, other = taught(), taught()
+def test_a_restored_member_does_not_change_when_another_is_written(places: MemberPlaces) -> None:
+    member, other = trained_member(), trained_member()
     places.write(0, state_of(member))
     restore(other, places.read(0))
     before = other.policy.weight.clone()

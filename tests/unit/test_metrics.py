@@ -1,4 +1,4 @@
-"""Metrics for loggers: flat dicts with stable names, derived from statistics alone."""
+"""Check that metrics are flat dicts with stable names that are computed from statistics alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_names_have_one_prefix_and_occur_once(table: tuple[Metric, ...]) -> None
     assert [name for name in names if not re.fullmatch(r"([a-z]+/)?[a-z_]+", name)] == []
 
 
-def test_known_metrics_of_a_pool_are_all_there() -> None:
+def test_a_pool_with_known_statistics_has_all_metrics() -> None:
     found = KNOWN.metrics()
     assert list(found) == [metric.name for metric in POOL]
     assert all(type(value) is float for value in found.values())
@@ -67,7 +67,7 @@ def test_unknown_metrics_are_left_out() -> None:
     }
 
 
-def test_an_evaluation_has_the_metrics_of_the_pool_that_it_is_of() -> None:
+def test_an_evaluation_has_the_evaluation_metrics_of_its_pool() -> None:
     assert RESULT.metrics() == {name: value for name, value in KNOWN.metrics().items() if name.startswith("eval/")}
     assert RESULT.metrics().keys() == {metric.name for metric in EVALUATION}
 
@@ -85,7 +85,7 @@ def test_vector_envs_and_populations_have_metrics() -> None:
     assert {metric.name for metric in POPULATION} - found.keys() == {"population/mean_score"}
 
 
-def test_the_page_of_metrics_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_metrics_lists_all_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS))
     tables = importlib.import_module("metric_tables")
     page = (DOCS / "reference" / "metrics.md").read_text()

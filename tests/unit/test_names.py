@@ -1,4 +1,4 @@
-"""Names of README and documentation."""
+"""Check that the names of parenv in the README and the documentation exist."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ ROOT = Path(__file__).parents[2]
 TEXT = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FOUND = sorted(set(re.findall(r"\bparenv(?:\.[A-Za-z_]\w*)+", TEXT)))
 NAMES = [name for name in FOUND if ".tianshou" not in name or importlib.util.find_spec("tianshou") is not None]
-"""But those of an adapter whose library may be missing."""
+"""Names in the pages, without those of the Tianshou adapter if Tianshou is not installed."""
 
 
-def test_the_pages_have_such_names() -> None:
+def test_names_are_found_in_the_pages() -> None:
     assert {"parenv.learning.prefetch", "parenv.adapters.sb3.ParallelVecEnv", "parenv.progress"} <= set(NAMES)
 
 
 @pytest.mark.more
-def test_every_dotted_name_of_the_pages_is_there_after_import_parenv() -> None:
+def test_every_dotted_name_of_the_pages_exists_after_import_parenv() -> None:
     script = """
 import os, sys, parenv
 for names in sys.argv[1:]:
-    if not os.fork():  # Those of one module in a process of their own, where no other one has been imported.
+    if not os.fork():  # Look up each module's names in a process that has imported no other module.
         for name in names.split():
             eval(name)
         os._exit(0)
@@ -38,12 +38,12 @@ print("there")
     assert printed_by(script, *modules) == "there\n"
 
 
-def test_what_needs_no_torch_does_not_import_it() -> None:
+def test_modules_that_do_not_need_torch_do_not_import_it() -> None:
     printed_by(
         "import sys, parenv; parenv.returns.gae, parenv.progress, parenv.testing; assert 'torch' not in sys.modules"
     )
 
 
-def test_names_that_are_not_there_are_errors_and_modules_that_are_loaded_lazily_are_listed() -> None:
+def test_missing_names_are_errors_and_lazy_modules_are_listed() -> None:
     script = "import parenv\nassert 'learning' in dir(parenv)\nfor package in (parenv, parenv.adapters, parenv.cli):\n"
     printed_by(script + "    assert not hasattr(package, 'nonsense')\n")

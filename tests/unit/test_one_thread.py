@@ -1,4 +1,4 @@
-"""One thread uses a pool at a time. Any thread and any signal handler may close it."""
+"""Check that one thread at a time uses a pool, and that any thread or signal handler may close it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parenv.supervision.one_thread import OneThread
 
 
 class Calls:
-    """A pool that only records in which order it was stopped and closed."""
+    """Pool that records the order in which it was stopped and closed."""
 
     stopped: Callable[[], BaseException] | None = None
 
@@ -31,7 +31,7 @@ class Calls:
         self.within_s.append(within_s)
 
     def wait(self) -> None:
-        """Make a call that ends only with a close in another thread."""
+        """Make a call that ends only when another thread closes the pool."""
         with self.one_thread:
             self.in_a_call.set()
             while self.stopped is None:
@@ -42,7 +42,7 @@ class Calls:
 
 @pytest.fixture
 def sigterm() -> Iterator[Callable[[Callable[[], Any]], None]]:
-    """Has a function be the handler of SIGTERM."""
+    """Return a function that installs a handler of SIGTERM for the duration of a test."""
     before = signal.getsignal(signal.SIGTERM)
     yield lambda handler: void(signal.signal(signal.SIGTERM, lambda *_: void(handler())))
     signal.signal(signal.SIGTERM, before)
@@ -98,7 +98,7 @@ def test_a_close_from_a_signal_handler_waits_for_the_call_that_it_interrupts(sig
     assert (calls.did, calls.within_s) == (["closed"], [2.5])
 
 
-def test_a_signal_handler_that_raises_does_not_cut_the_closing_short(sigterm: Any) -> None:
+def test_a_signal_handler_that_raises_does_not_interrupt_closing(sigterm: Any) -> None:
     calls, handled = Calls(), []
 
     def close(within_s: float) -> None:
@@ -118,18 +118,18 @@ def test_a_signal_handler_that_raises_does_not_cut_the_closing_short(sigterm: An
     assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
 
 
-def test_at_the_end_of_the_interpreter_a_thread_in_a_call_ends_without_a_word() -> None:
+def test_a_thread_in_a_call_ends_silently_when_the_interpreter_exits() -> None:
     calls = Calls()
     with ThreadPoolExecutor(1) as other:
         call = other.submit(calls.wait)
         calls.in_a_call.wait()
         calls.one_thread.end_of_use()
-        with pytest.raises(SystemExit):  # Which ends a thread in silence.
+        with pytest.raises(SystemExit):  # SystemExit ends a thread without a traceback.
             call.result()
     assert calls.did[:2] == ["stopped", "closed"]
 
 
-def test_a_call_that_was_cut_off_for_good_does_not_keep_the_end_of_the_interpreter_from_closing() -> None:
+def test_an_unfinished_call_does_not_keep_the_exit_of_the_interpreter_from_closing() -> None:
     calls = Calls()
     calls.one_thread.begin()
     calls.one_thread.end_of_use()

@@ -1,4 +1,4 @@
-"""Option objects: which criterion stops a stream, and what is refused."""
+"""Check which criterion stops a stream, and which values of options are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING: dict[str, Any] = {"env_steps": 0, "episodes": 0, "mean_return": math.na
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_a_criterion_holds_from_its_value_on(name: str) -> None:
+def test_a_criterion_holds_from_its_limit_on(name: str) -> None:
     stop = Stop(**{name: 10})
     assert stop.reason(**NOTHING) is None
     assert stop.reason(**{**NOTHING, name: 9}) is None
@@ -23,7 +23,7 @@ def test_a_criterion_holds_from_its_value_on(name: str) -> None:
     assert stop.reason(**{**NOTHING, name: 11}) == name
 
 
-def test_a_stream_takes_a_stop_and_nothing_else() -> None:
+def test_stop_must_be_a_stop_object() -> None:
     with pytest.raises(ConfigurationError, match=r"^stop must be parenv\.Stop\(\.\.\.\), got 1000$"):
         options_of("stop", 1000, Stop)
     assert options_of("stop", None, Stop) == Stop()
@@ -37,7 +37,7 @@ def test_the_first_criterion_that_holds_is_named() -> None:
     assert stop.reason(env_steps=9, episodes=9, mean_return=9, seconds=10) == "seconds"
 
 
-def test_without_criteria_a_stream_goes_on_for_ever() -> None:
+def test_without_criteria_a_stream_does_not_stop() -> None:
     assert Stop().reason(env_steps=1 << 60, episodes=1 << 60, mean_return=1e300, seconds=1e300) is None
 
 
@@ -59,7 +59,7 @@ def test_a_mean_return_may_be_negative_and_does_not_hold_before_it_is_known() ->
         ({"window": 0}, "Stop.window must be an integer of at least 1, got 0"),
     ],
 )
-def test_a_stop_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason: str) -> None:
+def test_an_invalid_stop_is_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         Stop(**arguments)
 
@@ -80,7 +80,7 @@ def test_a_stop_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason
         ({"preload": ["numpy"]}, "WorkerOptions.preload must be a tuple of module names, got "),
     ],
 )
-def test_worker_options_that_make_no_sense_are_refused(arguments: dict[str, Any], reason: str) -> None:
+def test_invalid_worker_options_are_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         WorkerOptions(**arguments)
 
@@ -89,7 +89,7 @@ EVERY_INTERFACE = ["*", "0.0.0.0", "[::]", "[::0]", "[0:0:0:0:0:0:0:0]", "[::fff
 
 
 @pytest.mark.parametrize("host", EVERY_INTERFACE)
-def test_every_interface_needs_an_explicit_word(host: str) -> None:
+def test_listening_on_all_interfaces_needs_an_explicit_option(host: str) -> None:
     with pytest.raises(ConfigurationError, match="is reachable from every network"):
         RemotePlacement(f"tcp://{host}:5555", "driver.key", "hosts.pub")
     RemotePlacement(f"tcp://{host}:5555", "driver.key", "hosts.pub", any_interface=True)
@@ -108,11 +108,11 @@ def test_numbers_that_a_resolver_would_read_as_another_address_are_refused(host:
     "host", ["127.0.0.1", "[::1]", "[fe80::1%eth0]", "eth0", "head-node", "3com.example", "10.example"]
 )
 @pytest.mark.parametrize("port", ["5555", "*"])
-def test_one_address_or_name_is_enough(host: str, port: str) -> None:
+def test_one_address_or_name_is_accepted(host: str, port: str) -> None:
     RemotePlacement(f"tcp://{host}:{port}", "driver.key", "hosts.pub")
 
 
-def test_options_do_not_change() -> None:
+def test_options_are_immutable() -> None:
     for options, name in ((WorkerOptions(setup_fn=print), "threads"), (Stop(), "window")):
         with pytest.raises(AttributeError):
             setattr(options, name, 2)
@@ -133,7 +133,7 @@ def test_options_do_not_change() -> None:
         ({"worker_max_norm": math.nan}, "GradientOptions.worker_max_norm must be positive, got nan"),
     ],
 )
-def test_gradient_options_that_make_no_sense_are_refused(arguments: dict[str, Any], reason: str) -> None:
+def test_invalid_gradient_options_are_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         GradientOptions(**arguments)
 
@@ -149,6 +149,6 @@ def test_gradient_options_that_make_no_sense_are_refused(arguments: dict[str, An
         ({"resources": {"": 1}}, "must map names to amounts of at least 0, got '': 1"),
     ],
 )
-def test_a_ray_placement_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason: str) -> None:
+def test_an_invalid_ray_placement_is_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         RayPlacement(**{"num_workers": 1, **arguments})

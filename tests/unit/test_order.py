@@ -1,4 +1,4 @@
-"""What shared memory says is written is written: on processors that keep no order by themselves, too."""
+"""Check that memory fences keep the order of rows and their numbers, on processors that reorder memory accesses too."""
 
 from __future__ import annotations
 

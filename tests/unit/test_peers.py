@@ -1,4 +1,4 @@
-"""What ``parenv bench`` asks of other libraries, without them."""
+"""Check how ``parenv bench`` calls other libraries, with stand-ins for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RLLIB = ("ray", "ray.tune", "ray.tune.trainable.trainable", "ray.rllib.algorithm
          "ray.rllib.execution.rollout_ops", "ray.rllib.core.rl_module.default_model_config")  # fmt: skip
 
 
-def test_of_tianshous_sub_environments_those_that_have_ended_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sub_environments_of_tianshou_that_have_ended_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     resets: list[Any] = []
 
     class DummyVectorEnv:
@@ -39,7 +39,7 @@ def test_of_tianshous_sub_environments_those_that_have_ended_are_reset(monkeypat
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What takes the place of Ray and of everything in it."""
+    """Replace Ray and all of its modules with one mock."""
     whole = MagicMock()
     for name in RLLIB:
         monkeypatch.setitem(sys.modules, name, whole)
@@ -47,7 +47,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
     return whole
 
 
-def test_runners_without_a_share_for_each_environment_step_fewer_and_all_of_their_env_steps_count(
+def test_rllib_runners_step_equal_shares_and_all_their_env_steps_count(
     ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure, close = other_libraries.open_rllib(dict, num_envs=7, num_workers=2, rollout_length=10)
@@ -61,14 +61,14 @@ def test_runners_without_a_share_for_each_environment_step_fewer_and_all_of_thei
     ray.shutdown.assert_called_once()
 
 
-def test_runners_that_send_nothing_are_a_failure_and_no_figure(ray: Any) -> None:
+def test_rllib_runners_that_return_no_sample_are_an_error(ray: Any) -> None:
     measure, _ = other_libraries.open_rllib(dict, num_envs=2, num_workers=1, rollout_length=10)
     ray.synchronous_parallel_sample.return_value = []
     with pytest.raises(RuntimeError, match="no env runner has returned a sample"):
         measure(0.0)
 
 
-def test_ray_ends_where_there_can_be_no_runners(ray: Any) -> None:
+def test_ray_is_shut_down_if_no_runners_can_be_made(ray: Any) -> None:
     ray.configured.training().rl_module().training().build_algo.side_effect = ValueError("no such space")
     with pytest.raises(ValueError, match="no such space"):
         other_libraries.open_rllib(dict, num_envs=2, num_workers=1, rollout_length=10)

@@ -1,4 +1,4 @@
-"""Which memory is pinned, and that it is given back."""
+"""Check which memory is pinned, and that it is unpinned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parenv.testing import LedgerEnv
 
 
 class Cudart:
-    """Writes down what is asked of it."""
+    """Stand-in for the CUDA runtime that records each registration of memory."""
 
     def __init__(self, result: int = 0) -> None:
         self.result = result
@@ -27,7 +27,7 @@ class Cudart:
         return 0
 
 
-def test_each_slot_is_registered_once_with_all_its_arrays_and_given_back() -> None:
+def test_each_slot_is_registered_once_with_all_its_arrays_and_unregistered() -> None:
     cudart = Cudart()
     pins = Pins(cudart)
     with AsyncWorkerPool(lambda: LedgerEnv(0), zeros, num_envs=1, num_workers=0, rollout_length=6) as pool:
@@ -46,7 +46,7 @@ def test_each_slot_is_registered_once_with_all_its_arrays_and_given_back() -> No
     assert sorted(cudart.unregistered) == sorted(cudart.registered)
 
 
-def test_a_refusal_is_taken_and_not_repeated() -> None:
+def test_a_refused_registration_is_not_repeated() -> None:
     cudart = Cudart(result=2)
     pins = Pins(cudart)
     with AsyncWorkerPool(lambda: LedgerEnv(0), zeros, num_envs=1, num_workers=0, rollout_length=6) as pool:

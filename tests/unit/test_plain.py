@@ -1,4 +1,4 @@
-"""Which plain form each value has that is not plain data itself."""
+"""Check which plain form each value has that is not plain data itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Half(float):
 
 
 class ArrayLike:
-    """As jax's are: no numpy array, but it can be made one."""
+    """Array that is not a numpy array but can be converted to one, like an array of JAX."""
 
     dtype = np.dtype(np.float32)
 
@@ -56,7 +56,7 @@ class ArrayLike:
         return np.arange(3, dtype=np.float32)
 
 
-class ArrayLikeInVain(ArrayLike):
+class UnconvertibleArrayLike(ArrayLike):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise TypeError("this has no values")
 
@@ -92,7 +92,7 @@ PLAIN: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_what_has_an_honest_plain_form_takes_it(name: str) -> None:
+def test_a_value_is_converted_to_its_plain_form(name: str) -> None:
     value, wanted = PLAIN[name]
     got = unpack(*pack(as_data({"in": [value]})))["in"][0]
     assert type(got) is type(wanted)
@@ -100,7 +100,7 @@ def test_what_has_an_honest_plain_form_takes_it(name: str) -> None:
     assert getattr(got, "dtype", None) == getattr(wanted, "dtype", None)
 
 
-def test_what_is_data_already_is_left_as_it_is() -> None:
+def test_plain_data_is_not_converted() -> None:
     for value in (
         1,
         True,
@@ -120,13 +120,13 @@ ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
 
 
-@pytest.mark.parametrize("value", [object(), [object()], {"a": object()}, ArrayLikeInVain(), ENDLESS, lambda: 0])
-def test_what_has_none_is_refused(value: Any) -> None:
+@pytest.mark.parametrize("value", [object(), [object()], {"a": object()}, UnconvertibleArrayLike(), ENDLESS, lambda: 0])
+def test_a_value_without_a_plain_form_is_refused(value: Any) -> None:
     with pytest.raises(NotDataError, match=r"value(\[[^]]*\])* (is a |must be nested)"):
         as_data(value)
 
 
-def test_an_info_goes_without_what_has_none_and_says_where_that_was() -> None:
+def test_info_values_without_a_plain_form_are_left_out_and_listed() -> None:
     info = {"a": {"b": object(), "c": {1}}, "d": [1, object()], "e": Level.HIGH, object: 1}
     plain, left_out = plain_info(info)
     assert plain == {"a": {"c": [1]}, "e": 3}

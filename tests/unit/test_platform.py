@@ -1,4 +1,4 @@
-"""Where parenv runs, and what it says elsewhere."""
+"""Check that importing parenv fails with an explanation on platforms other than Linux."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_importing_it_on_another_platform_says_where_it_runs(platform: str) -> None:
+def test_importing_parenv_on_another_platform_is_an_error(platform: str) -> None:
     words = f"parenv needs Linux, got {platform}: its workers use memfd, pidfd and eventfd"
     assert printed_by(SCRIPT, platform).startswith(words)
 
 
-def test_importing_it_on_linux_says_nothing() -> None:
+def test_importing_parenv_on_linux_prints_nothing() -> None:
     assert printed_by(SCRIPT, "linux") == ""

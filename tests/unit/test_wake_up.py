@@ -1,4 +1,4 @@
-"""Wake-ups: numbers add up until they are taken, and no notification is lost."""
+"""Check that the numbers of wake-ups add up until they are taken, and that no notification is lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def eventfd() -> Iterator[WakeUp]:
 
 @pytest.fixture(params=KINDS)
 def ends(request: pytest.FixtureRequest, eventfd: WakeUp) -> tuple[Notify, Take]:
-    """The function that notifies a worker, and the one with which the worker takes the sum."""
+    """Return the function that notifies a worker and the function with which the worker takes the sum."""
     if request.param == "eventfd":
         return eventfd.notify, eventfd.take
     head = bytearray(header_bytes(2))
@@ -90,7 +90,7 @@ def test_closing_an_eventfd_twice_closes_it_once(eventfd: WakeUp) -> None:
         os.fstat(eventfd.fileno())
 
 
-def test_one_round_reaches_every_worker_beside_the_numbers_of_its_own() -> None:
+def test_one_round_reaches_every_worker_in_addition_to_its_own_numbers() -> None:
     head = bytearray(header_bytes(40))
     shared = FutexWakeUps(head)
     waiters = [FutexWaiter(head, worker, 0) for worker in range(40)]
@@ -101,7 +101,7 @@ def test_one_round_reaches_every_worker_beside_the_numbers_of_its_own() -> None:
         assert counts_of(waiter.take()) == (0, int(worker == 33), 1, 0)
 
 
-def test_a_new_process_of_a_worker_takes_nothing_that_was_for_an_earlier_one() -> None:
+def test_a_new_process_of_a_worker_takes_no_earlier_wake_ups() -> None:
     head = bytearray(header_bytes(1))
     shared = FutexWakeUps(head)
     FutexWakeUp(shared, 0).notify(3 * MESSAGE)
@@ -114,7 +114,7 @@ def test_a_new_process_of_a_worker_takes_nothing_that_was_for_an_earlier_one() -
     assert counts_of(waiter.take()) == (0, 0, 1, 0)
 
 
-def test_sums_and_rounds_go_on_after_their_largest_number() -> None:
+def test_sums_and_rounds_wrap_around() -> None:
     head = bytearray(header_bytes(1))
     shared = FutexWakeUps(head)
     shared.signals.rounds[0] = shared.futex_of(0).number[0] = (1 << 32) - 1
@@ -141,7 +141,7 @@ def test_the_main_process_is_notified_when_enough_rows_are_finished(eventfd: Wak
             assert signals.notified[0] == (finished >= wanted), (wanted, finished)
 
 
-def test_only_a_main_process_that_sleeps_costs_a_system_call(eventfd: WakeUp) -> None:
+def test_only_a_sleeping_main_process_is_notified_by_a_system_call(eventfd: WakeUp) -> None:
     signals_head = bytearray(header_bytes(1))
     signals, answers = StepSignals(signals_head), Answers(signals_head, eventfd)
     poll = select.poll()
@@ -188,7 +188,7 @@ while True:
 
 
 class Run:
-    """Workers that finish a row in each round, and a main process that waits for the last of them."""
+    """Workers that finish a row in each round, and a main process that waits for all rows."""
 
     def __init__(self, workers: int, spins: bool, cores: set[int]) -> None:
         spec, offset = StepBufferSpec(workers, (), (), 0), header_bytes(workers)
@@ -204,7 +204,7 @@ class Run:
         self.processes = [self.start(worker) for worker in range(workers)]
 
     def start(self, worker: int) -> subprocess.Popen[bytes]:
-        """Start a worker, and wait for it."""
+        """Start a worker and wait until it is ready."""
         descriptors = (self.memory.fd, self.eventfd.fileno())
         offset, workers, _, spins = self._arguments
         before = self.wake_ups[worker].sum_before
@@ -215,13 +215,13 @@ class Run:
             stdout=subprocess.PIPE,
             preexec_fn=lambda: os.sched_setaffinity(0, self._cores),
         )
-        # Not by a notification: a late one of another worker would be taken for it.
+        # The worker prints that it is ready: a late notification of another worker could be mistaken for its own.
         assert started.stdout is not None
         assert started.stdout.readline() == b"waiting\n"
         return started
 
     def round(self, number: int) -> None:
-        """Have every worker finish its row."""
+        """Request a row from every worker and wait until all rows are finished."""
         self.step_buffer.requested[:] = number
         self.shared.notify_all()
         self.wait()
@@ -263,21 +263,21 @@ ROUNDS = [
 @pytest.mark.parametrize("spins", [False, True])
 def test_no_wake_up_is_lost(spins: bool, on_one_core: bool, rounds: int) -> None:
     everywhere = os.sched_getaffinity(0)
-    # Not the first core: Linux 6.18 starved the kernel's own threads, such as those of the network, for two minutes on a
-    # core whose processes notified each other all the time.
+    # Use the last core. On a core whose processes notified each other continuously, Linux 6.18 starved kernel threads,
+    # such as those of the network, for two minutes.
     cores = {max(everywhere)} if on_one_core else everywhere
     os.sched_setaffinity(0, cores)
     try:
         with Run(workers=3, spins=spins, cores=cores) as run:
             for number in range(1, rounds + 1):
                 run.round(number)
-            # Two of the last workers may both notify, but not all workers of each round.
+            # The last two workers of a round may both notify, but not all workers of every round.
             assert run.sleeps < 2 * rounds
     finally:
         os.sched_setaffinity(0, everywhere)
 
 
-def test_rounds_go_on_when_a_worker_is_killed_and_replaced() -> None:
+def test_rounds_continue_when_a_worker_is_killed_and_replaced() -> None:
     with Run(workers=3, spins=False, cores=os.sched_getaffinity(0)) as run:
         number = 0
         for victim in np.random.default_rng(0).integers(0, 3, 5).tolist():
