@@ -28,7 +28,7 @@ def ledgers(count: int, **options: Any) -> list[Any]:
 
 
 class OwnVectorEnv(SyncVectorEnv):
-    """SyncVectorEnv that a pool steps as a whole. Of a plain SyncVectorEnv, a pool steps the sub-environments itself."""
+    """SyncVectorEnv that a pool steps as a whole. It steps the sub-environments of a plain SyncVectorEnv itself."""
 
 
 class Copied(gym.ObservationWrapper[Any, Any, Any]):

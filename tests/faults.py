@@ -127,7 +127,7 @@ def note_worker(worker: int) -> None:
 
 
 class FaultyBatch(gym.vector.SyncVectorEnv):
-    """SyncVectorEnv that a pool steps as a whole. Of a plain SyncVectorEnv, a pool steps the sub-environments itself."""
+    """SyncVectorEnv that a pool steps as a whole. It steps the sub-environments of a plain SyncVectorEnv itself."""
 
 
 def faulty_batch(fault: Fault) -> gym.vector.VectorEnv[Any, Any, Any]:

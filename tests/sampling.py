@@ -12,8 +12,8 @@ import pytest
 def one_in(count: int, *axes: Iterable[Any], first: int = 0) -> list[Any]:
     """Return all combinations of values as parameters, and mark all but one in ``count`` as ``soak``.
 
-    Of two axes, the unmarked cases are arranged like the fields of one colour on a chessboard. Every value of an axis therefore
-    has an unmarked case, unless the other axis has too few values.
+    Of two axes, the unmarked cases are arranged like the fields of one colour on a chessboard. Every value of an axis
+    therefore has an unmarked case, unless the other axis has too few values.
 
     Args:
         count: Distance between unmarked cases along an axis.

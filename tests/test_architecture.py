@@ -1,4 +1,4 @@
-"""The floors and fences of DESIGN: imports only go down, and some things are done in one place only."""
+"""Check the architecture: imports only go down, and some operations are confined to a few modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeGuard
 from scripts import printed_by
 
 PACKAGE = Path(__file__).parent.parent / "parenv"
-FLOORS = [
+LAYERS = [
     {"errors", "argument_checks", "libraries", "options", "version"},
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
@@ -24,14 +24,14 @@ FLOORS = [
     {"cli"},
     {"__main__"},
 ]
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WINGS_OF_THE_POOL = {"parenv.records", "parenv.advice"}
-"""They stand above it; it opens their doors, and nothing behind them, once somebody asks for what they have."""
+LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
+OPTIONAL_PACKAGES_OF_THE_POOL = {"parenv.records", "parenv.advice"}
+"""Packages above the pool. It imports only their entry points, in functions, when a user requests a feature."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
-PURE_ROOMS = {"errors", "argument_checks", "options", "protocol", "memory", "returns", "experience"}
+PURE_PACKAGES = {"errors", "argument_checks", "options", "protocol", "memory", "returns", "experience"}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -49,15 +49,15 @@ def test_imports_only_go_down() -> None:
     for path in MODULES:
         if path == PACKAGE / "__init__.py":
             continue
-        assert room_of(path) in FLOOR_OF, f"{path} stands on no floor"
+        assert package_of(path) in LAYER_OF, f"{path} is in no layer"
         at_top = set(imports(path, at_top_only=True))
         for name in imports(path):
             parts = name.split(".")
-            if room_of(path) == "pool" and name in WINGS_OF_THE_POOL - at_top:
+            if package_of(path) == "pool" and name in OPTIONAL_PACKAGES_OF_THE_POOL - at_top:
                 continue
             if parts[0] == "parenv":
                 assert len(parts) > 1, f"{path} imports the whole package"
-                assert FLOOR_OF[parts[1]] <= FLOOR_OF[room_of(path)], f"{path} imports {name}, which is above it"
+                assert LAYER_OF[parts[1]] <= LAYER_OF[package_of(path)], f"{path} imports {name}, in a higher layer"
 
 
 def test_modules_do_not_import_each_other_in_circles() -> None:
@@ -71,7 +71,7 @@ def test_modules_do_not_import_each_other_in_circles() -> None:
 
 
 def imported_at_run_time(path: Path) -> Iterator[str]:
-    """Names of modules, and of what may be one, that are imported at the top or in a function."""
+    """Yield the names of modules, and of objects that may be modules, that are imported at the top or in a function."""
     tree = ast.parse(path.read_text())
     only_for_types = {
         id(inner)
@@ -85,28 +85,28 @@ def imported_at_run_time(path: Path) -> Iterator[str]:
             yield str(node.module)
 
 
-def test_the_picture_of_the_floors_has_every_room() -> None:
+def test_the_diagram_of_the_layers_has_every_package() -> None:
     picture = (PACKAGE.parent / "ARCHITECTURE.md").read_text().split("```")[1]
-    rooms = {room for line in picture.splitlines() for room in line[:48].split()}
-    assert sorted(FLOOR_OF.keys() - {"__main__"} - rooms) == []
+    packages = {package for line in picture.splitlines() for package in line[:48].split()}
+    assert sorted(LAYER_OF.keys() - {"__main__"} - packages) == []
 
 
-def test_each_power_stays_in_its_rooms() -> None:
+def test_operating_system_modules_are_imported_only_by_allowed_packages() -> None:
     for path in MODULES:
-        names, room = {name.split(".")[0] for name in imports(path)}, room_of(path)
+        names, package = {name.split(".")[0] for name in imports(path)}, package_of(path)
         allowed = {
-            "zmq": room == "transport" or "net" in path.parts,
+            "zmq": package == "transport" or "net" in path.parts,
             "pickle": False,
             # The session raises multiprocessing.TimeoutError, because Gymnasium's vector envs do.
             "multiprocessing": path == PACKAGE / "vector" / "vector_session.py",
-            "subprocess": room == "process",
-            "socket": room in {"process", "transport", "interpreter"} or "net" in path.parts,
-            "threading": room not in PURE_ROOMS,
-            "selectors": room not in PURE_ROOMS,
-            "signal": room not in PURE_ROOMS - {"errors"},
+            "subprocess": package == "process",
+            "socket": package in {"process", "transport", "interpreter"} or "net" in path.parts,
+            "threading": package not in PURE_PACKAGES,
+            "selectors": package not in PURE_PACKAGES,
+            "signal": package not in PURE_PACKAGES - {"errors"},
         }
         assert [name for name in names if not allowed.get(name, True)] == [], path
-        assert "os.fork" not in path.read_text() or room == "process", path
+        assert "os.fork" not in path.read_text() or package == "process", path
 
 
 def test_torch_is_imported_lazily() -> None:
@@ -114,18 +114,18 @@ def test_torch_is_imported_lazily() -> None:
         assert "torch" not in {name.split(".")[0] for name in imports(path, at_top_only=True)}, path
 
 
-def test_many_machines_stand_behind_one_door() -> None:
-    # Messages of other interpreters are checked as those of hosts are.
-    door, outside = PACKAGE / "supervision" / "launch.py", {"remote", "cli", "interpreter"}
+def test_remote_is_imported_only_through_its_entry_point() -> None:
+    # Messages of other interpreters are checked like messages of hosts.
+    entry_point, outside = PACKAGE / "supervision" / "launch.py", {"remote", "cli", "interpreter"}
     for path in MODULES:
-        if room_of(path) in outside:
+        if package_of(path) in outside:
             continue
         found = {name for name in imports(path) if name.startswith("parenv.remote")}
-        assert found == ({"parenv.remote.placement"} if path == door else set()), path
-    assert not any(name.startswith("parenv.remote") for name in imports(door, at_top_only=True))
+        assert found == ({"parenv.remote.placement"} if path == entry_point else set()), path
+    assert not any(name.startswith("parenv.remote") for name in imports(entry_point, at_top_only=True))
 
 
-def test_one_machine_does_without_what_many_machines_need() -> None:
+def test_local_runs_do_not_import_remote() -> None:
     script = (
         "import sys\n"
         "sys.modules['parenv.remote'] = None\n"
@@ -141,7 +141,7 @@ def test_one_machine_does_without_what_many_machines_need() -> None:
     printed_by(script)
 
 
-def test_a_run_does_without_records_and_advice_where_nobody_asks_for_them() -> None:
+def test_runs_do_not_import_records_and_advice_without_a_request() -> None:
     script = (
         "import sys\n"
         "sys.modules['parenv.records'] = sys.modules['parenv.advice'] = None\n"
@@ -160,18 +160,18 @@ def test_a_run_does_without_records_and_advice_where_nobody_asks_for_them() -> N
     assert "env steps" in printed_by(script)
 
 
-def test_the_session_of_a_pool_knows_few_modules() -> None:
+def test_the_session_of_a_pool_imports_few_modules() -> None:
     found = {name for name in imports(PACKAGE / "pool" / "pool_session.py") if name.startswith("parenv")}
     assert len(found) <= 15, sorted(found)
 
 
-def test_other_libraries_are_measured_without_parenv() -> None:
+def test_benchmarks_of_other_libraries_do_not_import_parenv() -> None:
     for name in ("__init__.py", "other_libraries.py"):
         needed = [name for name in imports(PACKAGE / "bench" / name, at_top_only=True) if name.startswith("parenv")]
-        assert needed == [], f"bench/{name} cannot be imported where only another library is installed"
+        assert needed == [], f"bench/{name} must not import parenv, because other libraries are measured without it"
 
 
-def test_measuring_and_commands_use_no_private_attribute_of_other_objects() -> None:
+def test_benchmarks_and_commands_use_no_private_attributes_of_other_objects() -> None:
     for path in [*(PACKAGE / "bench").glob("*.py"), *(PACKAGE / "cli").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
@@ -180,18 +180,18 @@ def test_measuring_and_commands_use_no_private_attribute_of_other_objects() -> N
                 assert not any(alias.name.startswith("_") for alias in node.names), f"{path} imports a private name"
 
 
-def test_adapters_use_no_session_of_a_pool_or_vector_env() -> None:
+def test_adapters_do_not_use_the_session_of_a_pool_or_vector_env() -> None:
     for path in (PACKAGE / "adapters").rglob("*.py"):
         assert "._session" not in path.read_text(), f"{path} uses a private attribute of pools"
 
 
 def test_only_workers_unpickle() -> None:
-    # The placement of other interpreters unpickles what the main process has pickled for workers of this one.
+    # The placement of other interpreters unpickles only calls that the main process has pickled itself.
     allowed = {"worker", "pool/opening.py", "interpreter/placement.py"}
     for path in MODULES:
         where = str(path.relative_to(PACKAGE))
         if "loads(" in path.read_text().replace("json.loads(", ""):
-            assert room_of(path) in allowed or where in allowed, f"{where} unpickles"
+            assert package_of(path) in allowed or where in allowed, f"{where} unpickles"
 
 
 def test_a_pool_without_a_torch_policy_never_loads_torch() -> None:
@@ -208,25 +208,25 @@ MAX_METHODS, MAX_ATTRIBUTES, MAX_LINES = 25, 15, 60
 LARGE_ON_PURPOSE = {
     "bench/benchmark.py:bench": "a table of options, one line each",
     "evaluation/evaluate.py:evaluate": "a table of options, one line each",
-    "pool/pool.py:AsyncWorkerPool": "the public class: what can be asked of a pool, a few lines each",
-    "remote/host.py:HostSession": "a host's side of one connection, which no two parts see alike",
-    "remote/net/admission.py:Admission": "admission: what is let in is decided by all that is known of all connections",
-    "remote/placement.py:HostsPlacement": "the whole of Placement, over the scheduler, the exchange and the versions",
-    "supervision/supervisor.py:Supervisor": "the states that a worker goes through from its death to its return",
-    "supervision/workers.py:Workers": "all that can be said to workers and heard of them, a few lines each",
-    "vector/env.py:ParallelVectorEnv": "the attributes that Gymnasium's vector envs have, and their methods",
-    "vector/backend.py:Backend": "all workers of a vector env, over wake-ups, the step buffer and the supervisor",
-    "vector/vector_session.py:VectorSession": "where every request stands, whatever happens meanwhile",
+    "pool/pool.py:AsyncWorkerPool": "the public class: all methods of a pool, a few lines each",
+    "remote/host.py:HostSession": "a host's side of one connection, whose state all methods share",
+    "remote/net/admission.py:Admission": "admission, which depends on the state of all connections",
+    "remote/placement.py:HostsPlacement": "all methods of Placement, over the scheduler, the exchange and the versions",
+    "supervision/supervisor.py:Supervisor": "the states of a worker between its death and its return",
+    "supervision/workers.py:Workers": "all messages to and from workers, a few lines each",
+    "vector/env.py:ParallelVectorEnv": "the attributes and methods of Gymnasium's vector envs",
+    "vector/backend.py:Backend": "all workers of a vector env, on top of wake-ups, the step buffer and the supervisor",
+    "vector/vector_session.py:VectorSession": "the state of every request",
 }
 
 
-def test_classes_and_functions_are_of_a_size_that_can_be_read() -> None:
+def test_classes_and_functions_are_small() -> None:
     found = {f"{path.relative_to(PACKAGE)}:{name}": size for path in MODULES for name, size in large_in(path)}
     assert found.keys() == LARGE_ON_PURPOSE.keys(), found
 
 
 def large_in(path: Path) -> Iterator[tuple[str, str]]:
-    """Functions and classes beyond their size, but for records, which are all attributes."""
+    """Yield the functions and classes that exceed a limit, and their sizes. Fields of dataclasses do not count."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and (lines := node.end_lineno - node.lineno + 1) > MAX_LINES:  # type: ignore[operator]
             yield node.name, f"{lines} lines"

@@ -1,4 +1,4 @@
-"""What make bench runs, and what benchmarks/README.md says of it. The benchmarks themselves take hours."""
+"""Check that ``make bench`` runs all benchmarks and that benchmarks/README.md lists them, without running them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_make_bench_runs_every_benchmark_and_then_writes_the_tables(monkeypatch:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     names = importlib.import_module("all").NAMES
     assert len(names) == len(set(names))
-    # What compares two checkouts needs another one, which nobody has by default.
+    # against.py compares two checkouts, so it needs another one.
     assert {name.split()[0] for name in names} == SCRIPTS - {"against"}
     assert [name for name in names if name.startswith("tables/")] == list(names[-3:])
 
 
-def test_a_benchmark_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_that_fails_is_named_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     run_all = importlib.import_module("all").run_all
     (tmp_path / "broken.py").write_text("import sys; sys.exit('no such peer')")
@@ -34,7 +34,7 @@ def test_a_benchmark_that_fails_is_named_and_the_others_go_on(tmp_path: Path, mo
     assert (tmp_path / "ran").exists()
 
 
-def test_the_readme_of_the_benchmarks_has_a_line_for_each_and_how_long_it_takes() -> None:
+def test_the_readme_lists_every_benchmark_with_its_duration() -> None:
     rows = re.findall(
         r"^\| `([\w/]+)\.py` \|.*\| about [\w ]+ \|$", (BENCHMARKS / "README.md").read_text(), re.MULTILINE
     )

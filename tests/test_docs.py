@@ -1,4 +1,4 @@
-"""Every block of code of the documentation runs, every command is one, and every page is what it is made from."""
+"""Check that code of the documentation runs, commands are valid, and generated pages are up to date."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for program in programs:
 
 
 def blocks(page: Path) -> Iterator[tuple[str, int, list[str], bool]]:
-    """Language, first line, lines, and whether it runs, of every fenced block."""
+    """Yield the language, first line number and lines of every fenced block, and whether it runs."""
     lines, language, begun = page.read_text().splitlines(), None, 0
     for number, line in enumerate(lines):
         assert not line.startswith(" ") or not line.lstrip().startswith("```"), f"{page}:{number + 1} is indented"
@@ -53,13 +53,13 @@ def blocks(page: Path) -> Iterator[tuple[str, int, list[str], bool]]:
 
 
 def can_run(before: str) -> bool:
-    """Whether a block runs, given the line before it."""
+    """Return whether a block runs, given the line before it."""
     needs = NEEDS.fullmatch(before)
     return NOT_RUN.fullmatch(before) is None and (needs is None or importlib.util.find_spec(needs[1]) is not None)
 
 
 def script_of(page: Path) -> str:
-    """The Python of a page as one script, its lines where they are on the page, so that a traceback names them."""
+    """Return the Python code of a page as one script with the line numbers of the page, for tracebacks."""
     lines = [""] * (len(page.read_text().splitlines()) + 1)
     for language, begun, code, runs in blocks(page):
         if language == "python" and runs:
@@ -82,7 +82,7 @@ def test_every_block_of_python_runs_in_the_order_of_its_page(part: int, tmp_path
     run_all("", scripts, tmp_path)
 
 
-def test_blocks_are_of_languages_that_are_looked_at() -> None:
+def test_languages_of_blocks_are_known() -> None:
     assert len(WITH_CODE) > 15
     for page in PAGES:
         for language, begun, _, runs in blocks(page):
@@ -90,7 +90,7 @@ def test_blocks_are_of_languages_that_are_looked_at() -> None:
             assert runs or language == "python", f"{page}:{begun}"
 
 
-def test_every_command_of_parenv_is_one() -> None:
+def test_every_command_of_parenv_can_be_parsed() -> None:
     found = 0
     for page in PAGES:
         for language, _, lines, _ in blocks(page):
@@ -101,7 +101,7 @@ def test_every_command_of_parenv_is_one() -> None:
     assert found > 10
 
 
-def test_every_program_that_a_page_runs_is_there() -> None:
+def test_every_file_that_a_page_names_exists() -> None:
     for page in PAGES:
         for name in re.findall(r"\b(?:examples|benchmarks|tests)/[\w/]+\.(?:py|md|png)\b", page.read_text()):
             assert (ROOT / name).exists(), f"{page} names {name}"
@@ -120,7 +120,7 @@ def test_the_tutorial_shows_the_code_of_its_programs(monkeypatch: pytest.MonkeyP
     code = importlib.import_module("tutorial_code")
     page = (DOCS / "tutorial.md").read_text()
     assert len(code.STEPS) == 5
-    assert code.filled(page) == page, "python docs/tutorial_code.py writes it"
+    assert code.filled(page) == page, "run python docs/tutorial_code.py to update the page"
 
 
 def test_every_public_class_has_an_example_that_runs() -> None:
@@ -145,12 +145,12 @@ def test_every_public_name_is_in_the_reference() -> None:
     named = set(re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE))
     public = {f"parenv.{name}" for name in parenv.__all__}
     public |= {f"parenv.{module}.{name}" for module in ("learning", "testing") for name in _public(module)}
-    public |= {f"parenv.{module}.{name}" for module in ("returns", "progress") for name in _made_in(module)}
+    public |= {f"parenv.{module}.{name}" for module in ("returns", "progress") for name in _defined_in(module)}
     assert public - named == set()
-    assert {name for name in named if not _needs_a_library_that_is_not_there(name) and not _is_there(name)} == set()
+    assert {name for name in named if not _needs_a_missing_library(name) and not _exists(name)} == set()
 
 
-def _needs_a_library_that_is_not_there(name: str) -> bool:
+def _needs_a_missing_library(name: str) -> bool:
     parts = name.split(".")
     return parts[1:3] == ["adapters", "tianshou"] and importlib.util.find_spec("tianshou") is None
 
@@ -160,7 +160,7 @@ def _public(module: str) -> list[str]:
     return names
 
 
-def _made_in(module: str) -> list[str]:
+def _defined_in(module: str) -> list[str]:
     inside = getattr(parenv, module)
     return [
         name
@@ -169,7 +169,7 @@ def _made_in(module: str) -> list[str]:
     ]
 
 
-def _is_there(name: str) -> bool:
+def _exists(name: str) -> bool:
     found = parenv
     for part in name.split(".")[1:]:
         found = getattr(found, part, None)
@@ -177,7 +177,7 @@ def _is_there(name: str) -> bool:
 
 
 def run_all(argument: str, programs: list[str], directory: Path) -> str:
-    """Run programs one after the other in one process, each as a script of its own; what they print."""
+    """Run programs as scripts, one after the other in one process; return their output."""
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL, argument, *programs],
         capture_output=True,
@@ -194,7 +194,7 @@ def test_the_page_on_the_command_line_has_the_options_of_the_parser(monkeypatch:
     monkeypatch.syspath_prepend(str(DOCS))
     tables = importlib.import_module("command_tables")
     page = (DOCS / "reference" / "command-line.md").read_text()
-    assert tables.filled(page) == page, "python docs/command_tables.py writes it"
+    assert tables.filled(page) == page, "run python docs/command_tables.py to update the page"
     for name, _ in tables.commands(parser()):
         assert f"<!-- {name} -->" in page, name
 
@@ -203,7 +203,7 @@ def test_the_page_on_products_has_the_options_of_the_code(monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(DOCS))
     tables = importlib.import_module("product_tables")
     page = (DOCS / "reference" / "products.md").read_text()
-    assert tables.filled(page) == page, "python docs/product_tables.py writes it"
+    assert tables.filled(page) == page, "run python docs/product_tables.py to update the page"
 
 
 def test_the_table_of_errors_has_every_error() -> None:
@@ -214,20 +214,20 @@ def test_the_table_of_errors_has_every_error() -> None:
             assert f"| `{name}` | " in page, name
 
 
-def test_the_page_on_the_protocol_says_what_the_protocol_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_the_protocol_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS))
     tables = importlib.import_module("protocol_tables")
     page = (DOCS / "developer" / "protocol.md").read_text()
-    assert tables.filled(page) == page, "python docs/protocol_tables.py writes it anew"
+    assert tables.filled(page) == page, "run python docs/protocol_tables.py to update the page"
     for kind in tables.KINDS:
         assert set(tables._about(kind)[1]) in ({field.name for field in fields(kind)}, set()), kind
 
 
-def test_the_gallery_shows_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gallery_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     gallery = importlib.import_module("gallery")
     page = (DOCS / "gallery.md").read_text()
-    assert gallery.filled(page) == page, "python benchmarks/gallery.py NAME writes it anew"
+    assert gallery.filled(page) == page, "run python benchmarks/gallery.py NAME to update the page"
     assert [name for name in gallery.SUBJECTS if name not in page] == []
 
 
@@ -237,7 +237,7 @@ def test_curves_of_several_seeds_are_a_median_in_a_band(monkeypatch: pytest.Monk
     curves = [[(0, 0.0, 0.0), (100, 1.0, 10.0)], [(0, 0.0, 0.0), (200, 2.0, 20.0)], [(0, 0.0, 0.0), (200, 2.0, 60.0)]]
     places, middle, least, most = gallery.band(curves, 0)
     assert (places[0], places[-1]) == (0, 200)
-    assert (middle[-1], least[-1], most[-1]) == (20, 10, 60), "a run that has ended keeps its last value"
+    assert (middle[-1], least[-1], most[-1]) == (20, 10, 60), "a curve keeps its last value after its end"
     assert len(gallery.thinned([(step, 0.0, 0.0) for step in range(1000)])) == 200
     assert gallery.thinned(curves[0]) == curves[0]
 

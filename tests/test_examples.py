@@ -1,4 +1,4 @@
-"""The examples run, learn, and show how little a loop changes."""
+"""Check that the examples run and learn, and that they need few changes for parenv."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_the_pool_version_is_shorter_and_has_at_most_20_lines_of_its_own(name: str) -> None:
+def test_the_pool_version_is_shorter_and_adds_at_most_20_lines(name: str) -> None:
     plain, pool = ((EXAMPLES / f"{name}{suffix}.py").read_text().splitlines() for suffix in ("_plain", ""))
     own = [line for line in difflib.ndiff(plain, pool) if re.match(r"\+ .*\S", line)]
     assert len(own) <= 20
@@ -61,7 +61,7 @@ def test_an_example_runs_and_gets_better(name: str, arguments: list[str], monkey
     assert max(mean for _, _, mean in curve.points) > 35
 
 
-def test_a_recurrent_agent_acts_again_as_it_did_from_the_carry_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recurrent_agent_repeats_its_actions_from_the_initial_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     example: Any = load("recurrent_ppo", monkeypatch)
     torch.manual_seed(0)
     args = example.Args(num_envs=4, rollout_length=24)
@@ -85,7 +85,7 @@ def test_a_recurrent_agent_acts_again_as_it_did_from_the_carry_that_it_had(monke
         ("atari_ppo", ["--total-env-steps", "64", "--num-envs", "2", "--rollout-length", "16", "--epochs", "1"]),
     ],
 )
-def test_what_learns_for_long_runs(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_that_learn_slowly_run(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     example: Any = load(name, monkeypatch)
     curve = example.main(arguments)
     assert curve.points[-1][0] == int(arguments[1])
@@ -104,7 +104,7 @@ def test_self_play_has_a_league_of_its_versions(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.soak
-def test_self_play_beats_a_random_player_and_forgets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_play_beats_a_random_player_and_all_past_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     league, won = load("self_play", monkeypatch).main(["--num-workers", "1"])
     assert won >= 95
     assert (league.payoff()[-1, :6] > 0.75).all()
@@ -112,7 +112,7 @@ def test_self_play_beats_a_random_player_and_forgets_nobody(monkeypatch: pytest.
     assert ratings[-1] > ratings[4] > ratings[1]
 
 
-def test_the_table_of_examples_has_each_of_them_with_its_lines() -> None:
+def test_the_table_of_examples_is_complete_and_has_their_numbers_of_lines() -> None:
     table = (EXAMPLES / "README.md").read_text()
     rows = re.findall(r"^\| `(\w+)\.py` \|.*\| (\d+) \|[^|]*\|[^|]*\|$", table, re.MULTILINE)
     assert {name: int(lines) for name, lines in rows} == {
@@ -127,7 +127,7 @@ SYNONYMS = {"--env-steps", "--steps", "--min-size-to-sample", "--envs", "--worke
 
 
 def help_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run `--help` of an example; the status with which it ends, or its last words."""
+    """Run an example with ``--help``; return its exit status or its message."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
     with pytest.raises(SystemExit) as ended:
@@ -155,13 +155,13 @@ def test_every_flag_of_an_example_is_explained_and_has_one_spelling(
 
 
 @pytest.mark.parametrize("name", ["sac", "sb3_ppo"])
-def test_without_stable_baselines_an_example_says_so_in_a_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_stable_baselines_an_example_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for loaded in ["stable_baselines3", *(one for one in sys.modules if one.startswith("stable_baselines3."))]:
         monkeypatch.setitem(sys.modules, loaded, None)
     assert re.fullmatch(rf'{name}\.py .* Stable-Baselines3: pip install "parenv\[sb3\]"', help_of(name, monkeypatch))
 
 
-def test_without_torchrl_its_example_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchrl_its_example_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for loaded in ["torchrl", "torchrl.modules", "tensordict", "tensordict.nn"]:
         monkeypatch.setitem(sys.modules, loaded, None)
     shown = help_of("torchrl_ppo", monkeypatch)
@@ -169,8 +169,8 @@ def test_without_torchrl_its_example_says_so_in_a_sentence(monkeypatch: pytest.M
 
 
 @pytest.mark.more
-@pytest.mark.filterwarnings("ignore")  # TorchRL warns of what its own next version changes.
-def test_losses_of_torchrl_get_better_on_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore")  # TorchRL warns about its next version.
+def test_torchrl_learns_on_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchrl", reason="needs parenv[torchrl]")
     curve = load("torchrl_ppo", monkeypatch).main(["--total-env-steps", "6144"])
     assert curve.points[-1][0] == 6144
@@ -179,7 +179,7 @@ def test_losses_of_torchrl_get_better_on_rollouts(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["ppo_plain", "sac", "sb3_ppo", "dqn_ddp"])
-def test_what_was_trained_is_saved_and_its_curve_drawn(
+def test_the_trained_agent_is_saved_and_its_curve_is_plotted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load("dqn", monkeypatch)
@@ -192,7 +192,7 @@ def test_what_was_trained_is_saved_and_its_curve_drawn(
     assert weights.stat().st_size > 1000
 
 
-def test_what_cannot_be_saved_is_said_before_the_training(
+def test_an_invalid_path_is_refused_before_the_training(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -221,7 +221,7 @@ def test_replacing_one_import_changes_nothing_but_the_processes(tmp_path: Path) 
 def test_half_batches_step_every_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, counts = load("half_batches", monkeypatch).main(["--total-env-steps", "20000", "--num-envs", "16"])
     assert 20_000 <= steps == counts.sum() < 20_000 + 8
-    assert counts.min() > 0, "how often a half is ready first depends on what else the machine does; never does not"
+    assert counts.min() > 0, "the share of each half depends on the load of the machine, but must not be 0"
 
 
 @pytest.mark.more
@@ -279,7 +279,7 @@ def test_every_figure_of_the_guide_is_in_the_results(monkeypatch: pytest.MonkeyP
     assert table.scaling() == (ROOT / "benchmarks" / "scaling.md").read_text()
 
 
-def test_what_is_first_is_in_bold_and_so_are_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_value_and_its_ties_are_in_bold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     field = importlib.import_module("field")
     values = {"parenv, step": 0.2, "parenv, in process": 0.381, "Gymnasium SyncVectorEnv": 0.379, "EnvPool, step": 0.3}
@@ -288,7 +288,7 @@ def test_what_is_first_is_in_bold_and_so_are_ties(monkeypatch: pytest.MonkeyPatc
     assert cells == [["EnvPool, own C++ environments", "0.30"], ["parenv", "**0.38**"], ["Gymnasium", "**0.38**"]]
 
 
-def test_stepping_pays_where_the_lines_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_break_even_point_is_interpolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     sentences = importlib.import_module("sentences")
     case = {"sync": {"median": 8 / 40e-6}, "parenv": {"median": 8 / 80e-6}}
@@ -296,7 +296,7 @@ def test_stepping_pays_where_the_lines_cross(monkeypatch: pytest.MonkeyPatch) ->
     assert sentences.crossing_us((40, 80), (200, 160)) == pytest.approx(120), "60 µs and half of the work"
 
 
-def test_what_rises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exponents_and_rises_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     growth = importlib.import_module("growth")
     assert growth.exponent([1, 10, 100], [2, 2, 2]) == pytest.approx(1)
@@ -313,7 +313,7 @@ NEEDED_BY = {
     "adapters/tianshou/parallel_venv": "tianshou",
     "exporting/onnx_policy": "onnxscript",
 }
-"""Libraries of extras without which the other examples of docstrings run all the same."""
+"""Library that each of these modules needs. Without it, the examples in its docstrings are skipped."""
 
 
 @pytest.mark.more

@@ -1,4 +1,4 @@
-"""Agents that leave: files for ONNX Runtime and torch.export that act as the policy does, and play without torch."""
+"""Check exported agents: files for ONNX Runtime and torch.export that act like the policy, and play without torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORMATS = pytest.mark.parametrize("format", ["onnx", "torch"])
 
 
 class Greedy(torch.nn.Module):
-    """An agent in the CleanRL style."""
+    """Agent in the style of CleanRL."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def greedy() -> TorchPolicy:
 
 
 class Squashed(torch.nn.Module):
-    """Normalises, clips, squashes and scales, by buffers that have been learned."""
+    """Module that normalizes and clips observations by its buffers, and squashes and scales actions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Recurrent(torch.nn.Module):
 
 
 class Nested(Policy):
-    """Observations in a dict of a dict and a tuple, actions in a dict."""
+    """Policy with nested observations and with a dict of actions."""
 
     takes_tensors = True
 
@@ -120,7 +120,10 @@ AGENTS: dict[str, tuple[Any, Any]] = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
-    """Exports an agent once for all processes that run these tests, since torch.onnx takes seconds; its report."""
+    """Return a function that exports an agent and returns the report.
+
+    Each export is made once for all test processes, because torch.onnx takes seconds.
+    """
     folder = tmp_path_factory.getbasetemp()
     if run := os.environ.get("PYTEST_XDIST_TESTRUNUID"):
         folder = folder.parent / f"exported {run}"
@@ -158,7 +161,7 @@ def test_an_exported_agent_acts_as_the_policy_does_on_batches_of_any_size(
 
 
 @pytest.mark.more
-def test_names_of_inputs_and_outputs_say_what_they_are(tmp_path: Path) -> None:
+def test_inputs_and_outputs_have_descriptive_names(tmp_path: Path) -> None:
     def names(name: str) -> Any:
         make, space = AGENTS[name]
         report = export(make(), tmp_path / "agent.pt2", observation_space=space, format="torch", parity=0)
@@ -179,7 +182,7 @@ def test_names_of_inputs_and_outputs_say_what_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["greedy", "recurrent"])
-def test_it_is_compared_on_the_observations_of_a_rollout(name: str, tmp_path: Path) -> None:
+def test_an_export_is_compared_on_the_observations_of_a_rollout(name: str, tmp_path: Path) -> None:
     policy = AGENTS[name][0]()
     with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, num_envs=8, rollout_length=32) as pool:
         rollout = next(pool.rollouts())
@@ -208,7 +211,7 @@ def test_the_policy_itself_is_not_touched(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.module.state_dict().items())
 
 
-def test_a_file_that_acts_differently_is_an_error_that_names_output_and_size_and_no_file(tmp_path: Path) -> None:
+def test_a_file_that_acts_differently_is_not_saved_and_the_difference_is_named(tmp_path: Path) -> None:
     path = tmp_path / "agent.onnx"
     path.write_text("the one before")
     with pytest.raises(PolicyOutputError, match=r"by at most tolerance=0, but differs in .*value by \S+e-\d+"):
@@ -217,7 +220,7 @@ def test_a_file_that_acts_differently_is_an_error_that_names_output_and_size_and
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_differences_are_relative_and_know_what_is_not_finite() -> None:
+def test_differences_are_relative_and_handle_values_that_are_not_finite() -> None:
     assert difference(np.array([np.nan, np.inf]), np.array([np.nan, np.inf])) == 0
     assert difference(np.array([1.0]), np.array([np.nan])) == np.inf
     assert difference(np.zeros((3, 1)), np.zeros(3)) == np.inf
@@ -240,7 +243,7 @@ class WithNumpy(Branching):
 
 
 class Odd(Branching):
-    """Its operator has no form in ONNX."""
+    """Module with an operator that ONNX does not support."""
 
     def forward(self, observations: Any) -> Any:
         return torch.linalg.eigvals(observations[:, :1, None] * torch.ones(2, 2)).real.argmax(-1)
@@ -288,7 +291,7 @@ class Tempered(Branching):
         (lambda: {"state": "dict"}, "policy with a torch module"),
     ],
 )
-def test_what_cannot_be_exported_is_said_by_name(make: Any, message: str, tmp_path: Path) -> None:
+def test_policies_that_cannot_be_exported_are_refused(make: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
         export(make(), tmp_path / "agent.onnx", observation_space=CARTPOLE)
     assert list(tmp_path.iterdir()) == []
@@ -298,14 +301,14 @@ def test_what_cannot_be_exported_is_said_by_name(make: Any, message: str, tmp_pa
     ("make", "format", "message"),
     [
         (Branching, "torch", ".*without Python branches on the values of a tensor"),
-        # torch.onnx tries several ways before it fails, which takes seconds.
+        # torch.onnx tries several strategies before it fails, which takes seconds.
         pytest.param(Branching, "onnx", ".*without Python branches on the values of a tensor", marks=pytest.mark.more),
         (WithNumpy, "torch", ""),
         pytest.param(WithNumpy, "onnx", "", marks=pytest.mark.more),
         pytest.param(Odd, "onnx", r".*aten.linalg_eig", marks=pytest.mark.more),
     ],
 )
-def test_what_torch_cannot_export_is_said_with_its_reason(make: Any, format: Any, message: str, tmp_path: Path) -> None:
+def test_the_reason_why_torch_cannot_export_is_named(make: Any, format: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f'cannot be exported with format="{format}"{message}'):
         export(make(), tmp_path / "agent", observation_space=CARTPOLE, format=format)
     assert list(tmp_path.iterdir()) == []
@@ -367,7 +370,7 @@ def test_an_exported_agent_acts_in_a_pool_as_the_policy_does(agents: Path, num_w
     assert returns(OnnxPolicy(agents / "greedy.onnx")) == returns(policy)
 
 
-def test_a_recurrent_agent_that_was_exported_carries_on_in_a_pool(agents: Path) -> None:
+def test_an_exported_recurrent_agent_acts_in_a_pool(agents: Path) -> None:
     policy = OnnxPolicy(agents / "recurrent.onnx")
     with AsyncWorkerPool("CartPole-v1", policy, num_workers=1, num_envs=2, rollout_length=16) as pool:
         rollout = next(pool.rollouts())
@@ -401,7 +404,7 @@ def test_the_same_seed_plays_the_same_episodes(agents: Path, capsys: pytest.Capt
 
 
 class Painted(gym.Env[Any, Any]):
-    """Frames that say which step they are of."""
+    """Environment whose frames show the number of the step."""
 
     observation_space, action_space = CARTPOLE, spaces.Discrete(2)
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -454,7 +457,7 @@ def test_a_video_has_a_frame_for_every_step_of_the_first_episode(
         ("greedy.onnx continuous:Push", r"action must have shape \(1,\) as in Box.*, got \(\)"),
     ],
 )
-def test_the_command_says_what_is_wrong(
+def test_the_command_names_the_problem(
     agents: Path,
     arguments: str,
     message: str,
@@ -471,7 +474,7 @@ def test_the_command_says_what_is_wrong(
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_export_is_lazy_and_the_file_says_what_it_is(agents: Path) -> None:
+def test_export_is_lazy_and_the_file_has_metadata(agents: Path) -> None:
     assert parenv.export is export
     about = json.loads(ort.InferenceSession(str(agents / "greedy.onnx")).get_modelmeta().custom_metadata_map["parenv"])
     assert about["format"] == 1

@@ -1,4 +1,4 @@
-"""The examples whose workers run backward: they run, learn, and say how old the gradients were."""
+"""Check that the examples with gradients on workers run, learn, and report the lag of their gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples with a learner of their own kind: off-policy beside its workers, and several learners of one network."""
+"""Check the examples with special learners: off-policy learners, several learners of one network, and populations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_off_policy_learner_keeps_the_ratio_between_samples_and_inserts(
 
 
 @pytest.mark.more
-def test_one_learner_reports_at_every_mark_and_gets_better(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_one_learner_reports_at_every_milestone_and_gets_better(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     load("dqn", monkeypatch)
     rows = load("dqn_ddp", monkeypatch).main(["--iterations", "20", "60", "--evaluation-episodes", "4"])
     assert [row.iterations for row in rows] == [20, 60]
@@ -76,7 +76,7 @@ def test_one_learner_reports_at_every_mark_and_gets_better(monkeypatch: pytest.M
 
 
 @pytest.mark.more
-def test_two_learners_report_once_and_count_as_much_as_one(tmp_path: Path) -> None:
+def test_two_learners_report_once_and_count_all_env_steps(tmp_path: Path) -> None:
     command = [*TORCHRUN, str(EXAMPLES / "dqn_ddp.py"), "--iterations", "5", "12", "--learning-starts", "500"]
     with Learners(command, tmp_path) as learners:
         output, errors = learners.finish()
@@ -105,7 +105,7 @@ def test_a_learner_that_dies_ends_the_others_and_nothing_is_left_behind(tmp_path
 
 
 class Learners:
-    """A run of torchrun whose processes, workers too, carry a mark; at the end, those left are killed."""
+    """Run of torchrun whose processes, including workers, have a mark. At its end, remaining processes are killed."""
 
     def __init__(self, command: list[str], directory: Path) -> None:
         self.mark = str(directory)
@@ -119,17 +119,17 @@ class Learners:
         return self._launcher.returncode
 
     def wait_for_lines(self, count: int) -> None:
-        """Wait until it has written so many lines to stdout."""
+        """Wait until the run has written a number of lines to stdout."""
         assert self._launcher.stdout is not None
         for _ in range(count):
             assert self._launcher.stdout.readline(), self.finish()[1]
 
     def finish(self) -> tuple[str, str]:
-        """What it wrote to stdout and stderr."""
+        """Wait for the end of the run; return its stdout and stderr."""
         return self._launcher.communicate(timeout=250)
 
     def left(self) -> list[str]:
-        """Its processes that still run."""
+        """Return descriptions of its processes that still run."""
         return [f"{process.pid}: {' '.join(words)}" for process, words in self._processes()]
 
     def _processes(self) -> list[tuple[psutil.Process, list[str]]]:
@@ -152,7 +152,7 @@ class Learners:
 
 
 @pytest.mark.more
-def test_a_population_learns_and_its_lineage_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_population_learns_and_its_lineage_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = ["--size", "4", "--every", "256", "--meets", "2", "--episodes", "2", "--total-env-steps", "4096"]
     files = [
         "--lineage",

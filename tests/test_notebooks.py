@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, in a kernel of their own."""
+"""Check that the notebooks run from top to bottom in a new kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ print(nbformat.writes(notebook))
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_a_kernel(path: Path, tmp_path: Path) -> None:
     kept = [output for cell in json.loads(path.read_text())["cells"] for output in cell.get("outputs", ())]
-    assert len(kept) > 3, "notebooks ship with their outputs"
+    assert len(kept) > 3, "notebooks must be committed with their outputs"
     cells = json.loads(printed_by(EXECUTE, str(path), str(tmp_path)))["cells"]
     shown = [output for cell in cells for output in cell.get("outputs", ())]
     assert len(shown) > 3

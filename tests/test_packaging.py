@@ -1,4 +1,4 @@
-"""What is published: wheel and sdist, installed into an environment that has nothing but the dependencies."""
+"""Check that the wheel and the sdist are complete, and work in a new environment with the dependencies."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def run(*command: object, cwd: Path = ROOT) -> str:
 
 
 def built(kind: str, source: Path, to: Path) -> Path:
-    """Build a ``wheel`` or an ``sdist`` as pip would, but with what is installed here."""
+    """Build a ``wheel`` or an ``sdist`` like pip, but with the installed build backend; return its path."""
     run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", to, cwd=source)
     (found,) = to.iterdir()
     return found
 
 
-def test_links_into_the_repository_are_made_whole_where_it_has_an_address() -> None:
+def test_links_into_the_repository_become_absolute_if_it_has_an_address() -> None:
     assert whole_links(README, "https://host/me/parenv/") == (
         "[here](https://host/me/parenv/blob/main/docs/a.md) ![plot](https://host/me/parenv/raw/main/results/p.png) "
         "[there](https://example.org) [below](#b)"
@@ -49,7 +49,7 @@ def test_links_into_the_repository_are_made_whole_where_it_has_an_address() -> N
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the sdist holds, unpacked."""
+    """Return the directory of the unpacked sdist."""
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(built("sdist", ROOT, folder / "built")) as archive:
         archive.extractall(folder, filter="data")
@@ -73,7 +73,7 @@ def test_the_sdist_has_what_is_needed_and_neither_corpus_nor_results(sdist: Path
 
 @pytest.mark.more
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_what_is_published_works_in_an_environment_of_its_own(kind: str, sdist: Path, tmp_path: Path) -> None:
+def test_the_built_package_works_in_a_new_environment(kind: str, sdist: Path, tmp_path: Path) -> None:
     wheel = built("wheel", ROOT if kind == "wheel" else sdist, tmp_path / "built")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -90,7 +90,7 @@ def test_what_is_published_works_in_an_environment_of_its_own(kind: str, sdist: 
     assert run(python.parent / "parenv", "--version", cwd=tmp_path).strip() == f"parenv {version}"
 
 
-def test_the_versions_that_are_claimed_are_those_that_are_run() -> None:
+def test_the_lowest_claimed_versions_are_tested() -> None:
     lowest = dict(
         line.split("==") for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if "==" in line
     )

@@ -1,4 +1,4 @@
-"""Files about the project agree with what is true of it."""
+"""Check that the workflow, CITATION.cff and CONTRIBUTING.md agree with the project."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_workflow_runs_every_python_that_is_claimed(workflow: Any) -> None:
     assert PROJECT["requires-python"] == f">={named[0]}"
 
 
-def test_what_is_to_be_made_can_be_made(workflow: Any) -> None:
+def test_every_named_make_target_exists(workflow: Any) -> None:
     steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
     wanted = {words.split()[1] for words in steps if words.startswith("make ")}
     assert wanted >= {"test", "test-more", "test-lowest", "soak"}
@@ -36,14 +36,14 @@ def test_what_is_to_be_made_can_be_made(workflow: Any) -> None:
     assert {*wanted, *re.findall(r"`make ([\w-]+)`", text)} - {"docs"} <= known
 
 
-def test_the_citation_is_of_this_version() -> None:
+def test_the_citation_names_the_current_version() -> None:
     pytest.importorskip("yaml")
     citation = __import__("yaml").safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == parenv.__version__
     assert citation["license"] == PROJECT["license"]
 
 
-def test_files_for_people_who_help_can_be_read() -> None:
+def test_yaml_files_are_valid() -> None:
     yaml = pytest.importorskip("yaml")
     paths = [ROOT / ".pre-commit-config.yaml", *(ROOT / ".github").rglob("*.yml")]
     assert len(paths) == 6

@@ -1,4 +1,4 @@
-"""The README: its examples run and learn, its figures are measured ones, and it is short."""
+"""Check the README: its examples run and learn, its figures are up to date, its links work, and it is short."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_WORDS, MAX_LINES_OF_A_LOOP = 650, 25
 
 
 def printed_by_example(number: int, more: str, directory: Path) -> str:
-    """Return what an example prints as a script of its own, which must not write to stderr."""
+    """Run an example as a script, which must not write to stderr; return its output."""
     (directory / "example.py").write_text(EXAMPLES[number] + more)
     done = subprocess.run([sys.executable, "example.py"], cwd=directory, capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stderr) == (0, "")
@@ -37,7 +37,7 @@ def test_a_model_of_stable_baselines3_learns_on_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
-def test_a_loop_of_its_own_learns(tmp_path: Path) -> None:
+def test_a_training_loop_learns(tmp_path: Path) -> None:
     shown = printed_by_example(2, "", tmp_path)
     returns = [float(line.split()[-1]) for line in shown.splitlines()]
     assert max(returns) > 200
@@ -50,7 +50,7 @@ def test_the_readme_is_short() -> None:
     assert len(prose.split()) <= MAX_WORDS
 
 
-def test_relative_links_lead_somewhere() -> None:
+def test_relative_links_are_valid() -> None:
     text = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     assert links
@@ -63,7 +63,7 @@ def test_each_feature_of_parenv_is_linked() -> None:
     assert [row[0] for row in rows[1:] if row[1] != "no" and "](" not in row[1]] == []
 
 
-def test_figures_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     readme = importlib.import_module("readme")
-    assert readme.filled(README) == README, "python benchmarks/tables/readme.py renews them"
+    assert readme.filled(README) == README, "run python benchmarks/tables/readme.py to update them"

@@ -1,4 +1,4 @@
-"""One update of an example is that of Stable-Baselines3 on the same rollout, from the same weights."""
+"""Check that an update of an example is equal to one of Stable-Baselines3 on the same rollout and weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOTAL_ENV_STEPS = 1_000
 
 
 class Noise(gym.Env[Any, Any]):
-    """Episodes of 13 steps of what is drawn, so that rollouts hold ends and break episodes off."""
+    """Random environment with episodes of 13 steps, so that rollouts contain complete and incomplete episodes."""
 
     action_space = Discrete(3)
 
@@ -55,7 +55,7 @@ def networks_of_cnn(policy: Any) -> list[Any]:
         ("atari_ppo", "CnnPolicy", networks_of_cnn, Box(0, 255, (4, 84, 84), np.uint8)),
     ],
 )
-def test_an_update_is_that_of_stable_baselines(
+def test_an_update_is_equal_to_one_of_stable_baselines(
     name: str, policy: str, networks: Any, space: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stable_baselines3 import PPO
@@ -99,7 +99,7 @@ def test_an_update_is_that_of_stable_baselines(
             reference._update_current_progress_remaining(reference.num_timesteps, TOTAL_ENV_STEPS)
             reference.train()
         with monkeypatch.context() as patch:
-            # They lay one environment behind the other, the examples one step.
+            # Stable-Baselines3 orders the samples by environment, the examples by step.
             rows = [torch.as_tensor(drawn % T * NUM_ENVS + drawn // T) for drawn in draws]
             patch.setattr(torch, "randperm", partial(next, iter(rows)))
             extras = {"log_prob": log_probs, "advantages": advantages, "returns": returns}
