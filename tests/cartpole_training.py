@@ -40,6 +40,8 @@ def make() -> Any:
 
 
 class Agent(torch.nn.Module):
+    """Actor that samples actions unless they are given, and returns their log-probabilities."""
+
     def __init__(self) -> None:
         super().__init__()
         self.logits = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))

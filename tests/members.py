@@ -32,6 +32,8 @@ class Short(gym.Env[Any, Any]):
 
 
 class Net(torch.nn.Module):
+    """Actor of a member, which samples actions."""
+
     def __init__(self) -> None:
         super().__init__()
         self.body = torch.nn.Linear(3, 2)

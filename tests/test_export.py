@@ -78,6 +78,8 @@ class Squashed(torch.nn.Module):
 
 
 class Recurrent(torch.nn.Module):
+    """Agent with an LSTM cell, whose initial carry is not zero."""
+
     def __init__(self) -> None:
         super().__init__()
         self.cell, self.logits = torch.nn.LSTMCell(4, 8), torch.nn.Linear(8, 2)
@@ -229,6 +231,8 @@ def test_differences_are_relative_and_handle_values_that_are_not_finite() -> Non
 
 
 class Branching(torch.nn.Module):
+    """Module with a Python branch on the values of a tensor."""
+
     def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Linear(4, 2)
@@ -238,6 +242,8 @@ class Branching(torch.nn.Module):
 
 
 class WithNumpy(Branching):
+    """Module that computes with numpy arrays."""
+
     def forward(self, observations: Any) -> Any:
         return torch.from_numpy(np.argmax(self.net(observations).detach().numpy(), -1))
 
@@ -250,11 +256,15 @@ class Odd(Branching):
 
 
 class Drawing(Branching):
+    """Module that samples its actions."""
+
     def forward(self, observations: Any) -> Any:
         return torch.distributions.Categorical(logits=self.net(observations)).sample()
 
 
 class OnArrays(Policy):
+    """Policy that acts on numpy arrays."""
+
     module = torch.nn.Linear(4, 2)
 
     def act(self, observations: Any, carry: Any) -> Action:
@@ -262,6 +272,8 @@ class OnArrays(Policy):
 
 
 class Masked(Branching):
+    """Module with methods that require an info."""
+
     def act(self, observations: Any, action_mask: Any) -> Any:
         return self.net(observations).argmax(-1)
 
@@ -270,11 +282,15 @@ class Masked(Branching):
 
 
 class MaskedIfGiven(Branching):
+    """Module with a method that takes an optional info."""
+
     def act(self, observations: Any, action_mask: Any = None) -> Any:
         return self.net(observations).argmax(-1)
 
 
 class Tempered(Branching):
+    """Module with a method whose parameters have defaults."""
+
     def act(self, observations: Any, deterministic: bool = False, temperature: float = 2.0) -> Any:
         return (self.net(observations) / temperature).tanh()
 

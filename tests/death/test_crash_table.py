@@ -54,7 +54,7 @@ CULPRIT, CULPRITS_ENVS, FAULTY_ENV, N = 1, (2, 3), 3, 4
 
 
 class SimulatorError(RuntimeError):
-    pass
+    """Exception of an environment on order."""
 
 
 def fail() -> None:

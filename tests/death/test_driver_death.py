@@ -154,7 +154,7 @@ def test_nothing_is_left_however_the_driver_ends(ending: str, system: str, direc
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("step", "system"), one_in(2, STEPS, SYSTEMS))
-def test_a_killed_driver_takes_workers_with_it_whatever_they_do(step: str, system: str, directory: Path) -> None:
+def test_workers_end_with_a_killed_driver_even_during_a_step(step: str, system: str, directory: Path) -> None:
     driver = run(SYSTEMS[system].replace("DELAY", STEPS[step]) + "list(pool.rollouts())", directory)
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()[1:]]
@@ -166,7 +166,9 @@ def test_a_killed_driver_takes_workers_with_it_whatever_they_do(step: str, syste
 
 @pytest.mark.more
 @pytest.mark.parametrize(("system", "step"), [("pool", "a step that holds the GIL"), ("vector env", "a hung step")])
-def test_ctrl_c_gives_one_traceback_and_ends_whatever_workers_do(step: str, system: str, directory: Path) -> None:
+def test_ctrl_c_prints_one_traceback_and_ends_the_workers_even_during_a_step(
+    step: str, system: str, directory: Path
+) -> None:
     script = SYSTEMS[system].replace("DELAY", STEPS[step]) + "with pool:\n    list(pool.rollouts())"
     driver = run(script, directory)
     assert driver.stdout is not None

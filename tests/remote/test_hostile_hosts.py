@@ -184,6 +184,8 @@ def test_a_host_that_disconnects_during_the_handshake_has_not_offended(
 
 
 class _Canary:
+    """Object that creates a file if it is unpickled."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -223,7 +225,7 @@ def test_a_host_of_another_version_is_refused_with_a_reason(hosts: Any, fake: Fa
 
 
 @pytest.mark.more
-def test_a_host_that_does_not_kill_its_worker_is_expelled_and_the_run_goes_on(
+def test_a_host_that_does_not_kill_its_worker_is_expelled_and_the_run_continues(
     hosts: Any, fake: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "KILL_TIMEOUT_S", 0.5)
@@ -262,7 +264,7 @@ def test_a_host_that_has_other_sub_environments_than_most_is_expelled_and_the_ru
 
 
 @pytest.mark.more
-def test_a_host_on_which_a_restarted_worker_has_other_spaces_is_expelled_and_the_run_goes_on(
+def test_a_host_on_which_a_restarted_worker_has_other_spaces_is_expelled_and_the_run_continues(
     hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = FakeHost(hosts, "host4")

@@ -43,7 +43,7 @@ def test_when_a_host_is_killed_another_with_room_takes_its_workers(hosts: Any, m
 
 
 @pytest.mark.more
-def test_a_host_that_is_told_to_leave_leaves(hosts: Any) -> None:
+def test_a_host_leaves_after_sigterm(hosts: Any) -> None:
     leaving, _ = hosts.start(1, 2)
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:
         audit = Audit(pool)

@@ -23,6 +23,8 @@ from parenv.testing import LedgerEnv, check_ledger
 
 
 class Agent(torch.nn.Module):
+    """Actor and critic that sample actions for CartPole."""
+
     def __init__(self) -> None:
         super().__init__()
         self.actor, self.critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)

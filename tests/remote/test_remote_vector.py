@@ -311,7 +311,7 @@ def test_a_worker_that_dies_is_an_error_and_closes_the_env_and_its_hosts(near: N
 
 
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_a_worker_that_dies_is_started_again_where_there_is_room(near: NearHosts) -> None:
+def test_a_dead_worker_is_restarted_on_a_host_with_capacity(near: NearHosts) -> None:
     near.start(2)
     envs = ParallelVectorEnv(
         triggered(),

@@ -93,7 +93,7 @@ def test_half_a_million_transitions_arrive_once_and_in_order_while_versions_chan
 
 
 class SimulatorError(RuntimeError):
-    pass
+    """Exception of an environment on purpose."""
 
 
 class Breaks(LedgerEnv):

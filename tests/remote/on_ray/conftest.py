@@ -39,7 +39,7 @@ def nothing_left_behind(cluster: RayCluster) -> Iterator[None]:
 
 
 def _left_behind(cluster: RayCluster, threads: set[threading.Thread]) -> list[str]:
-    """Return descriptions of the remaining processes and threads, except those of Ray itself."""
+    """Return descriptions of the remaining processes and threads, except Ray's own ones."""
     rays = psutil.Process(cluster.pid)
     of_ray = {rays, *rays.children(recursive=True)}
     actors = [f"process {process}" for process in of_ray if _is_of_an_actor(process)]
