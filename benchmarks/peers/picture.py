@@ -39,7 +39,7 @@ def draw(name: str, title: str, panels: Panels, *, columns: int, line: float | N
 
     Args:
         name: Name of the file.
-        title: What is shown, and whether more or less is better.
+        title: Title of the plot, with whether more or less is better.
         panels: For each title of a panel, the lengths of its bars by name. A text replaces a bar.
         columns: Number of panels side by side.
         line: Length at which a dotted line marks the upper bound. Bars beyond 1.4 times this length are cut.

@@ -1,7 +1,7 @@
 """Limits of one main process on one machine, as an estimate: a part of ``scaling.md`` from measured constants.
 
-Only the processor time of the main process and the time of an env step enter. A policy, slow workers among many, and a
-memory bus that all cores share are left out.
+The estimate uses only the processor time of the main process and the time of an env step. Policies, slow workers among
+many, and memory bandwidth are left out.
 """
 
 from __future__ import annotations
@@ -9,40 +9,44 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from sections import measured
 
 CORES = (16, 64, 256)
 STEP_US = (5.0, 50.0, 500.0, 5000.0)
 PER_WORKER, ROLLOUT_LENGTH = 8, 128
 TEXT = """
-## On one machine
+## Workers on one machine
 
-On paper as well, from constants measured by `python benchmarks/many_workers.py` and `python benchmarks/collecting.py`
-({cpu}, {cores} cores). One core runs the main process, and each other core runs a worker with {per_worker}
-sub-environments. A step of all takes the main process {base:.0f} µs, and further {worker:.2g} µs for each worker and
-{row:.2g} µs for each sub-environment (CartPole). A rollout of a worker takes it {sync:.0f} µs in sync mode and
-{async_:.0f} µs in async mode, all threads together. Policies, slow workers among many
-and memory bandwidth are left out.
+### A rollout takes {sync:.0f} µs of the main process in sync mode, and {async_:.0f} µs in async mode
 
-Env steps per second, and in brackets the share of independent processes on all cores. Rollouts have {length} steps:
+*{measured}*
+
+A step of all sub-environments takes the main process {base:.0f} µs, and further {worker:.2g} µs for each worker and
+{row:.2g} µs for each sub-environment (CartPole). These constants are from `python benchmarks/many_workers.py`.
+
+### On {most} cores, stepping reaches half of the upper bound if an env step takes {half:.0f} µs
+
+These rates are estimates from the constants. One core runs the main process, and each other core runs a worker with
+{per_worker} sub-environments. A rollout has {length} steps. Policies, slow workers among many, and memory bandwidth are
+left out. The table has env steps per second, and in brackets the share of independent processes on all cores:
 
 {table}
 
-* **Stepping:** workers wait while the main process reads the results. So the share depends on the time of an env step.
-  Above {half:.0f} µs per env step, {most} cores reach more than half of the upper bound with one main process.
+* **Stepping:** workers wait while the main process reads the results, so the share depends on the time of an env step.
 * **Async rollouts:** the main process is full at about {full} rollouts per second, {full_steps} env steps of this kind.
   Longer rollouts and more sub-environments per worker raise the limit.
 * **Sync rollouts:** workers also wait for the main process between two rounds, and for the slowest worker.
 
-Published rates, from {source}, on {threads} threads ({machine}), without a policy:
+### On {threads} cores, one main process in async mode reaches {least:.2f} of the upper bound with Atari and MuJoCo
+
+Published rates are from {source}, on {threads} threads ({machine}), without a policy. The estimate for parenv is for
+one main process in async mode, if an env step takes each of {threads} cores as long as it took Sample Factory. Its
+share of the upper bound is in brackets. EnvPool steps its own environments in C++, so its env steps are faster.
 
 {published}
 
-The last column is the estimate for one main process of parenv in async mode, if an env step takes each of {threads}
-cores as long as it took Sample Factory. Its share of the upper bound is in brackets. EnvPool steps its own environments
-in C++, so an env step takes it less time.
-
-**Beyond one main process:** start one learner per NUMA node with `torchrun --nproc-per-node {nodes}`. Each has its own
-main process and its own workers, whose cores are those of one node. Gradients are averaged, see
+**Beyond one main process:** start one learner per NUMA node with `torchrun --nproc-per-node {nodes}`. Each learner has
+its own main process and workers on the cores of one node. Gradients are averaged, see
 [Train with several learners](../docs/guides/data-parallel.md). The limits above then count for each learner.
 """
 
@@ -51,7 +55,7 @@ class Costs(NamedTuple):
     """Processor time of the main process in microseconds.
 
     Args:
-        base: For each step of all.
+        base: For each step of all sub-environments.
         worker: For each step and worker.
         row: For each step and sub-environment.
         rollout: For each rollout of a worker, by mode.
@@ -64,7 +68,7 @@ class Costs(NamedTuple):
 
 
 def costs_of(many: Any, collecting: Any) -> Costs:
-    """Return the costs, by a fit to the measured steps.
+    """Return the costs, fitted to the measured steps.
 
     Args:
         many: Results of ``many_workers.json``.
@@ -139,33 +143,36 @@ def table(costs: Costs) -> str:
     return "\n".join(lines)
 
 
-def comparison(costs: Costs, published: Any) -> str:
-    """Return the published rates in env steps per second beside the estimate for parenv."""
+def comparison(costs: Costs, published: Any) -> tuple[str, float]:
+    """Return a table of published rates and the estimate for parenv, and the lowest share of the upper bound."""
     kinds = published["frames per second"]
     systems = [name for name in next(iter(kinds.values())) if name != "frames per env step"]
     lines = [f"| env steps per second | {' | '.join(systems)} | parenv, estimate |", "|---" * (len(systems) + 2) + "|"]
-    threads = published["threads"]
+    threads, shares = published["threads"], []
     for kind, found in kinds.items():
         rates = [found[name] / found["frames per env step"] for name in systems]
         step_us = 1e6 * threads / rates[systems.index("Sample Factory")]
-        mine = in_words(collecting(costs, threads, step_us, "async"), 1e6 * threads / step_us)
+        rate, bound = collecting(costs, threads, step_us, "async"), 1e6 * threads / step_us
+        shares.append(rate / bound)
+        mine = in_words(rate, bound)
         lines.append(f"| {kind} | {' | '.join(f'{rate:,.0f}' for rate in rates)} | {mine} |")
-    return "\n".join(lines)
+    return "\n".join(lines), min(shares)
 
 
 def one_machine(many: Any, collected: Any, published: Any) -> str:
-    """Return the text.
+    """Return the part about workers on one machine.
 
     Args:
         many: Content of ``results/many_workers.json``.
         collected: Content of ``results/collecting.json``.
         published: Content of ``tables/published.json``.
     """
-    costs, facts = costs_of(many["results"], collected["results"]), collected["machine"]
+    costs = costs_of(many["results"], collected["results"])
+    rates, least = comparison(costs, published)
     full = 1e6 / costs.rollout["async"]
     return TEXT.format(
-        cpu=facts["cpu"],
-        cores=facts["cores"],
+        measured=measured("collecting"),
+        least=least,
         per_worker=PER_WORKER,
         length=ROLLOUT_LENGTH,
         base=costs.base,
@@ -178,6 +185,6 @@ def one_machine(many: Any, collected: Any, published: Any) -> str:
         most=CORES[-1],
         full=f"{full:,.0f}",
         full_steps=f"{full * PER_WORKER * ROLLOUT_LENGTH / 1e6:.2g} million",
-        published=comparison(costs, published),
+        published=rates,
         **{name: published[name] for name in ("source", "machine", "threads", "nodes")},
     )

@@ -1,6 +1,6 @@
-"""The picture of the README: throughput over 1 to 15 workers, and on two cores beside the vector envs that people use.
+"""Plot of the README: throughput with 1 to 15 workers, and throughput on two cores, beside other vector envs.
 
-Drawn from what ``peers/cores.py`` and ``peers/stepping.py`` have written.
+The values are the results of ``peers/cores.py`` and ``peers/stepping.py``.
 
 python benchmarks/tables/overview.py
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import field
+from sections import RESULTS, read
 
 OURS, THEIRS, EDGE = "#1f6fb4", "#7d848c", "#8a9099"
 WORKERS = (1, 2, 4, 8, 15)
@@ -30,13 +30,13 @@ BARS = {
 
 def growth() -> dict[str, list[float]]:
     """Return env steps per second with 120 HalfCheetahs, by system, for each number of workers."""
-    found = field.read("peers_cores")
+    found = read("peers_cores")
     return {name: [found[f"halfcheetah-{workers}"][name]["median"] for workers in WORKERS] for name in LINES}
 
 
 def stepping() -> dict[str, float]:
     """Return env steps per second with 64 CartPoles on two cores, by system."""
-    found = field.read("peers_stepping")["cartpole-64"]
+    found = read("peers_stepping")["cartpole-64"]
     return {label: found[name]["median"] for name, label in BARS.items()}
 
 
@@ -47,11 +47,11 @@ def draw() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    # One panel above the other: two beside each other cannot be read on a phone.
+    # Two panels beside each other cannot be read on a phone.
     figure, (above, below) = plt.subplots(2, 1, figsize=(7.2, 7.0), layout="constrained", height_ratios=(3, 2))
     _lines(above, growth())
     _bars(below, stepping())
-    figure.savefig(field.RESULTS / "overview.png", dpi=130, facecolor="white")
+    figure.savefig(RESULTS / "overview.png", dpi=130, facecolor="white")
 
 
 def _lines(axis: Any, rates: dict[str, list[float]]) -> None:

@@ -1,4 +1,4 @@
-"""Figures of the README: its table of benchmarks, and the caption of its picture.
+"""Generated parts of the README: its tables of benchmarks, the caption of its plot, and the threshold.
 
 They are between ``<!-- name -->`` and ``<!-- end of name -->``.
 
@@ -7,44 +7,33 @@ python benchmarks/tables/readme.py
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from on_paper import about
+from sections import content, read, table
 from sentences import crossing_us, step_us
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+ONE_PROCESS = "one process"
 
-TABLE = """
-| env steps per second | parenv | AsyncVectorEnv | SubprocVecEnv | one process | EnvPool (C++) |
-|---|---|---|---|---|---|
-{rows}
-
-{machines}. A worker killed by SIGKILL was replaced and stepped again after {again:.2f} s (median).
-"""
-FOOTNOTES = "¹²³⁴⁵"
+AGAIN = (
+    "A worker killed by SIGKILL was replaced and stepped again after {:.2f} s (median, `python benchmarks/faults.py`)."
+)
 CAPTION = (
     "*Stepping with random actions. Above: {many}, `python benchmarks/peers/cores.py`. Below: {two}, "
     "`python benchmarks/peers/stepping.py`.*"
 )
 
 
-def read(name: str) -> Any:
-    """Return the content of a file of results."""
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-
-
 def filled(text: str) -> str:
-    """Return the README with its generated parts renewed."""
+    """Return the README with new generated parts."""
     parts = {
-        "benchmarks": table(),
-        "caption": CAPTION.format(
-            many=machine(read("peers_cores")["machine"]), two=machine(read("peers_stepping")["machine"])
-        ),
+        "benchmarks": benchmarks(),
+        "caption": CAPTION.format(many=machine("peers_cores"), two=machine("peers_stepping")),
         "threshold": f"about {about(threshold_us())} µs",
     }
     for name, part in parts.items():
@@ -57,62 +46,86 @@ def filled(text: str) -> str:
     return text
 
 
-def table() -> str:
-    """Return the table of benchmarks and the machines that it was measured on."""
-    stepping, cores, sb3 = (read(name) for name in ("peers_stepping", "peers_cores", "sb3_accelerate"))
-    rollouts = read("peers_rollouts")
-    acting, collecting = rollouts["results"], sb3["results"]["collecting, 16 HalfCheetah"]
-    machines: list[str] = []
+def benchmarks() -> str:
+    """Return the tables of benchmarks, one for each machine and question, and the time to replace a worker."""
+    again = AGAIN.format(read("faults")["until another one steps, s"]["median"])
+    return "\n" + "\n\n".join([many_workers(), two_cores(), rollouts(), accelerated(), again]) + "\n"
 
-    def at(work: str, of: Mapping[str, Any]) -> str:
-        if (one := machine(of["machine"])) not in machines:
-            machines.append(one)
-        return f"{work}{FOOTNOTES[machines.index(one)]}"
 
-    rows = [
-        _stepping(at("step 120 HalfCheetahs, 15 workers", cores), cores["results"]["halfcheetah-15"]),
-        _stepping(at("step 64 CartPoles", stepping), stepping["results"]["cartpole-64"]),
-        _stepping(at("step 8 CartPoles", stepping), stepping["results"]["cartpole-8"]),
-        _row(
-            at("rollouts of 64 CartPoles with a small network", rollouts),
-            _best(acting, "parenv"),
-            _best(acting, "CleanRL's loop, AsyncVectorEnv"),
-            _best(acting, "SB3 PPO, SubprocVecEnv"),
-            _best(acting, "CleanRL's loop, SyncVectorEnv"),
-        ),
-        _row(
-            at("PPO of Stable-Baselines3 collects, 16 HalfCheetahs", sb3),
-            _best(collecting, "accelerate"),
-            None,
-            _best(collecting, "SubprocVecEnv"),
-            _best(collecting, "DummyVecEnv"),
-        ),
-    ]
-    return TABLE.format(
-        rows="\n".join(rows),
-        machines=". ".join(f"{FOOTNOTES[number]} {one}" for number, one in enumerate(machines)),
-        again=read("faults")["results"]["until another one steps, s"]["median"],
+def many_workers() -> str:
+    """Return the rates of 15 workers."""
+    rates = _stepping(read("peers_cores")["halfcheetah-15"])
+    times = _times(rates, "AsyncVectorEnv")
+    return _section(
+        f"With 15 workers, parenv steps 120 HalfCheetahs {times} times as fast as `AsyncVectorEnv`",
+        "peers_cores",
+        {"120 HalfCheetahs": rates},
+    )
+
+
+def two_cores() -> str:
+    """Return the rates of 2 workers, which are slower than one process for few environments."""
+    found = {f"{n} CartPoles": _stepping(read("peers_stepping")[f"cartpole-{n}"]) for n in (64, 8)}
+    times = [f"{name} {_times(rates, ONE_PROCESS)} times" for name, rates in found.items()]
+    return _section(
+        f"On two cores, workers step {times[0]} as fast as one process, and {times[1]}", "peers_stepping", found
+    )
+
+
+def rollouts() -> str:
+    """Return the rates of rollouts with a policy."""
+    found = read("peers_rollouts")
+    rates = {
+        "parenv": _best(found, "parenv"),
+        "AsyncVectorEnv": _best(found, "CleanRL's loop, AsyncVectorEnv"),
+        "SubprocVecEnv": _best(found, "SB3 PPO, SubprocVecEnv"),
+        ONE_PROCESS: _best(found, "CleanRL's loop, SyncVectorEnv"),
+    }
+    return _section(
+        f"Two workers collect rollouts with a small network {_times(rates, ONE_PROCESS)} times as fast as one process",
+        "peers_rollouts",
+        {"64 CartPoles": rates},
+    )
+
+
+def accelerated() -> str:
+    """Return the rates of Stable-Baselines3 with and without ``accelerate``."""
+    found = read("sb3_accelerate")["collecting, 16 HalfCheetah"]
+    rates = {
+        "parenv": _best(found, "accelerate"),
+        "SubprocVecEnv": _best(found, "SubprocVecEnv"),
+        ONE_PROCESS: _best(found, "DummyVecEnv"),
+    }
+    return _section(
+        f"PPO of Stable-Baselines3 collects {_times(rates, ONE_PROCESS)} times as fast with `accelerate`",
+        "sb3_accelerate",
+        {"16 HalfCheetahs": rates},
     )
 
 
 def threshold_us() -> float:
     """Return the time of a batched step in one process from which two workers are faster."""
-    few, many = (
-        step_us(read("vector_env")["results"][case], n) for case, n in (("cartpole-8", 8), ("cartpole-64", 64))
-    )
+    found = read("vector_env")
+    few, many = (step_us(found[case], n) for case, n in (("cartpole-8", 8), ("cartpole-64", 64)))
     return crossing_us(few, many)
 
 
-def machine(facts: Mapping[str, Any]) -> str:
-    """Return hardware, versions and date of a measurement."""
-    return "{cpu}, {cores} cores, Python {python}, Gymnasium {gymnasium}, {date}".format(**facts)
+def machine(name: str) -> str:
+    """Return hardware, versions and date of the results in ``results/NAME.json``."""
+    return "{cpu}, {cores} cores, Python {python}, Gymnasium {gymnasium}, {date}".format(**content(name)["machine"])
 
 
-def _stepping(work: str, case: Mapping[str, Any]) -> str:
-    """Return a row of the rates of ``step()``, with workers in parenv."""
+def _stepping(case: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the rates of ``step()``, with workers in parenv."""
     case = {name: one for name, one in case.items() if "send/recv" not in name and "in process" not in name}
-    systems = ("parenv", "Gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv", "Gymnasium SyncVectorEnv", "EnvPool")
-    return _row(work, *(_best(case, name) for name in systems))
+    systems = {
+        "parenv": "parenv",
+        "AsyncVectorEnv": "Gymnasium AsyncVectorEnv",
+        "SubprocVecEnv": "SB3 SubprocVecEnv",
+        ONE_PROCESS: "Gymnasium SyncVectorEnv",
+        "EnvPool (C++)": "EnvPool",
+    }
+    return {title: _best(case, name) for title, name in systems.items()}
 
 
 def _best(case: Mapping[str, Any], beginning: str) -> float | None:
@@ -121,12 +134,24 @@ def _best(case: Mapping[str, Any], beginning: str) -> float | None:
     return max(found, default=None)
 
 
-def _row(work: str, *rates: float | None) -> str:
-    """Return a row with the highest rate in bold."""
-    highest = max(rate for rate in rates if rate is not None)
-    cells = ["-" if rate is None else f"{rate:,.0f}" for rate in (*rates, *[None] * (5 - len(rates)))]
-    cells = [f"**{cell}**" if cell == f"{highest:,.0f}" else cell for cell in cells]
-    return f"| {work} | {' | '.join(cells)} |"
+def _times(rates: Mapping[str, float | None], other: str) -> str:
+    """Return the rate of parenv as a multiple of another rate."""
+    ours, theirs = rates["parenv"], rates[other]
+    if ours is None or theirs is None:
+        raise ValueError(f"the results must have rates of parenv and {other}")
+    return f"{ours / theirs:.1f}"
+
+
+def _section(heading: str, source: str, rows: Mapping[str, Mapping[str, float | None]]) -> str:
+    """Return a heading, the measurement, and a table whose highest rates are bold."""
+    systems = [name for name in next(iter(rows.values())) if any(rates[name] for rates in rows.values())]
+    lines = []
+    for work, rates in rows.items():
+        highest = max(rates[name] or 0.0 for name in systems)
+        cells = [f"{rates[name]:,.0f}" for name in systems]
+        lines.append([work, *(f"**{cell}**" if cell == f"{highest:,.0f}" else cell for cell in cells)])
+    command = content(source)["command"]
+    return f"### {heading}\n\n{table(['env steps/s', *systems], lines)}\n\n*{machine(source)}, `{command}`*"
 
 
 if __name__ == "__main__":

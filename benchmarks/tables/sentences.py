@@ -1,4 +1,4 @@
-"""Sentences of the guide on performance that have figures in them, from the file that ``vector_env.py`` writes."""
+"""Sentences with figures in the page on when parallelism helps, from the file that ``vector_env.py`` writes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from typing import Any
 
 from on_paper import about
 
-PAYS = """Parallel stepping
-is worth it if `SyncVectorEnv` needs more than about {crossing} µs for a step of all sub-environments, on {cores}
-cores. This is a step of {of_64} µs with 64 sub-environments, or {of_8} µs with 8. (The estimate is interpolated
-between two
-measurements. With 8 CartPoles, {us_8} µs, two workers are {times_8:.2f} times as fast. With 64, {us_64} µs, they are
-{times_64:.2f} times as fast.)"""
-SHARED = """The machine was shared:
-repeats of the upper bound differed by {least:.0f} to {most:.0f} %, and a wake-up of a process on the other core and
-back took
+PAYS = """Use workers if a step of all
+sub-environments takes `SyncVectorEnv` more than about {crossing} µs on {cores} cores. This is {of_64} µs per env step
+with 64 sub-environments, or {of_8} µs with 8. The threshold is interpolated between two measurements. With 8 CartPoles
+({us_8} µs), two workers are {times_8:.2f} times as fast as `SyncVectorEnv`. With 64 CartPoles ({us_64} µs), they are
+{times_64:.2f} times as fast."""
+SHARED = """The machine was shared: repeats
+of the upper bound differed by {least:.0f} to {most:.0f} %. A wake-up of a process on the other core and back took
 {wake_up:.0f} µs."""
 
 
 def when_it_pays(found: Any) -> str:
-    """Return the step time from which parallel stepping is worth it.
+    """Return the step time above which workers are faster.
 
     Args:
-        found: the content of ``results/vector_env.json``.
+        found: Content of ``results/vector_env.json``.
     """
     (sync_8, workers_8), (sync_64, workers_64) = (step_us(found["results"][f"cartpole-{n}"], n) for n in (8, 64))
     crossing = crossing_us((sync_8, workers_8), (sync_64, workers_64))
@@ -39,13 +37,18 @@ def when_it_pays(found: Any) -> str:
 
 
 def step_us(case: Any, num_envs: int) -> tuple[float, float]:
-    """Microseconds that a step of all takes, with SyncVectorEnv and with two workers."""
+    """Return the microseconds of a batched step with ``SyncVectorEnv`` and with two workers."""
     sync, parallel = (1e6 * num_envs / case[name]["median"] for name in ("sync", "parenv"))
     return sync, parallel
 
 
 def crossing_us(few: tuple[float, float], many: tuple[float, float]) -> float:
-    """Return ``SyncVectorEnv``'s step time at equal speed, on the line through two pairs."""
+    """Return the step time of ``SyncVectorEnv`` at which both are as fast, by linear interpolation.
+
+    Args:
+        few: Microseconds of a batched step with few sub-environments, with ``SyncVectorEnv`` and with two workers.
+        many: The same with many sub-environments.
+    """
     losses = few[1] - few[0], many[1] - many[0]
     return few[0] + (many[0] - few[0]) * losses[0] / (losses[0] - losses[1])
 
@@ -54,7 +57,7 @@ def shared_machine(found: Any) -> str:
     """Return the spread of the upper bound's repeats in the best and the worst case, and the time of a wake-up.
 
     Args:
-        found: the content of ``results/vector_env.json``.
+        found: Content of ``results/vector_env.json``.
     """
     results = found["results"]
     limits = [case["limit"] for case in results.values() if "sync" in case]
