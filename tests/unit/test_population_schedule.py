@@ -1,4 +1,4 @@
-"""Members that are copied, their training rounds, and the places of their states: decisions without a process."""
+"""Check the selection, training rounds and stored states of the members of a population, without processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_first_values_are_in_their_range_and_of_every_order_of_magnitude() -> None:
+def test_sampled_values_are_in_their_range_and_of_every_order_of_magnitude() -> None:
     drawn = np.array([RANGES["lr"].sample(rng(seed)) for seed in range(3000)])
     assert drawn.min() >= 1e-5
     assert drawn.max() <= 1e-2
@@ -52,7 +52,7 @@ def test_first_values_are_in_their_range_and_of_every_order_of_magnitude() -> No
     assert np.mean(uniform) == pytest.approx(0.01, abs=0.001)
 
 
-def test_a_childs_values_differ_by_as_much_as_is_asked_for_and_stay_in_their_range() -> None:
+def test_perturbed_values_differ_by_the_given_fraction_and_stay_in_their_range() -> None:
     assert {RANGES["lr"].perturbed(1e-3, 0.2, rng(seed)) for seed in range(20)} == {1e-3 * 0.8, 1e-3 * 1.2}
     assert {RANGES["lr"].perturbed(1e-2, 0.2, rng(seed)) for seed in range(20)} == {8e-3, 1e-2}
     assert {RANGES["entropy"].perturbed(0.002, 0.2, rng(seed)) for seed in range(20)} == {0.0, 0.006}
@@ -84,7 +84,7 @@ def test_a_childs_values_differ_by_as_much_as_is_asked_for_and_stay_in_their_ran
         (lambda: Tournament(size=4).check_fits(4), "Tournament.size must be at most 3 in a population of 4.*, got 4"),
     ],
 )
-def test_what_cannot_be_is_said(wrong: Any, message: str) -> None:
+def test_invalid_arguments_are_refused(wrong: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         wrong()
 
@@ -99,13 +99,13 @@ def test_in_a_tournament_only_a_higher_score_wins() -> None:
     assert meets_all.parents([0], {0: 1.0}, rng()) == {}
 
 
-def test_in_a_tournament_everybody_is_met_alike_often() -> None:
+def test_in_a_tournament_all_opponents_are_equally_likely() -> None:
     scores = {0: 0.0, **{member: float(member) for member in range(1, 7)}}
     parents = [Tournament(size=1).parents([0], scores, rng(seed))[0] for seed in range(3000)]
     assert min(parents.count(member) for member in range(1, 7)) > 400
 
 
-def test_a_generation_replaces_the_worst_by_the_best_and_whoever_is_worth_nothing() -> None:
+def test_a_generation_replaces_the_worst_by_the_best_and_all_without_a_score() -> None:
     scores = {member: float(member) for member in range(10)}
     parents = Generational(fraction=0.2).parents(range(10), scores, rng())
     assert parents.keys() == {0, 1}
@@ -124,7 +124,10 @@ def schedule(evolve: Any, size: int = 6, in_order: bool = True, seed: int = 3) -
 
 
 class Simulation:
-    """Workers that write what they read plus what the turn is into places, in any order, some of them in vain."""
+    """Simulated workers that finish training rounds in random order and lose some of them.
+
+    The state of a member is its history, to which each round appends an entry.
+    """
 
     def __init__(self, schedule: Schedule, seed: int, loses: float = 0.0) -> None:
         self.schedule, self.chance, self.loses = schedule, random.Random(seed), loses
@@ -143,12 +146,12 @@ class Simulation:
 
     def finish(self, member: int) -> None:
         turn, begun_from = self.under_way.pop(member)
-        assert self.places[turn.source] == begun_from, "somebody wrote where a turn begins"
+        assert self.places[turn.source] == begun_from, "the source of a round was overwritten"
         if self.chance.random() < self.loses and self.schedule.members[member].lost < MAX_LOST - 1:
             assert self.schedule.lost(member)
             return
         history = (*begun_from, (member, turn.turn, *turn.hyperparameters.values()))
-        assert all(one.place != turn.target for one in self.schedule.members), "somebody stands there"
+        assert all(one.place != turn.target for one in self.schedule.members), "the target is in use by a member"
         self.places[turn.target] = self.finished[member] = history
         score = float(hash(history) % 1000)
         for event in self.schedule.done(member, Outcome(score, 10)):
@@ -167,7 +170,7 @@ EVOLVES = [Tournament(size=2, resample=0.3), Generational(fraction=0.4, resample
 
 @settings(max_examples=60)
 @given(st.sampled_from(EVOLVES), st.integers(1, 6), st.booleans(), st.integers(0, 10**6), st.sampled_from([0.0, 0.3]))
-def test_nobodys_state_is_overwritten_whatever_the_order(
+def test_no_state_is_overwritten_in_any_order_of_rounds(
     evolve: Any, workers: int, in_order: bool, seed: int, loses: float
 ) -> None:
     Simulation(schedule(evolve, in_order=in_order), seed, loses).run(60, workers)
@@ -175,15 +178,15 @@ def test_nobodys_state_is_overwritten_whatever_the_order(
 
 @settings(max_examples=40)
 @given(st.sampled_from(EVOLVES), st.integers(1, 6), st.integers(0, 10**6), st.sampled_from([0.0, 0.3]))
-def test_in_order_it_does_not_matter_who_is_faster_or_lost(evolve: Any, workers: int, seed: int, loses: float) -> None:
+def test_results_in_order_do_not_depend_on_speed_or_losses(evolve: Any, workers: int, seed: int, loses: float) -> None:
     alone = Simulation(schedule(evolve), 0)
     alone.run(60, 1)
     many = Simulation(schedule(evolve), seed, loses)
     many.run(60, workers)
-    assert [about(event) for event in many.events][:60] == [about(event) for event in alone.events][:60]
+    assert [comparable(event) for event in many.events][:60] == [comparable(event) for event in alone.events][:60]
 
 
-def about(event: Report | Copied) -> Any:
+def comparable(event: Report | Copied) -> Any:
     if isinstance(event, Copied):
         return event
     outcome = event.score, event.num_steps, event.env_steps, event.error
@@ -192,7 +195,7 @@ def about(event: Report | Copied) -> Any:
 
 @settings(max_examples=40)
 @given(st.sampled_from(EVOLVES), st.integers(1, 6), st.integers(0, 10**6), st.integers(1, 50))
-def test_one_that_goes_on_from_a_state_comes_to_the_same(evolve: Any, workers: int, seed: int, turns: int) -> None:
+def test_a_schedule_that_continues_has_the_same_results(evolve: Any, workers: int, seed: int, turns: int) -> None:
     whole = Simulation(schedule(evolve), 0)
     whole.run(80, 1)
     first = Simulation(schedule(evolve), seed)
@@ -201,16 +204,16 @@ def test_one_that_goes_on_from_a_state_comes_to_the_same(evolve: Any, workers: i
     second.schedule.load(json.loads(json.dumps(first.schedule.state())))
     second.places, second.histories = dict(first.places), dict(first.histories)
     second.run(80 - turns, workers)
-    both = [about(event) for event in [*first.events, *second.events]]
-    assert both[:80] == [about(event) for event in whole.events][:80]
+    both = [comparable(event) for event in [*first.events, *second.events]]
+    assert both[:80] == [comparable(event) for event in whole.events][:80]
 
 
-def test_a_child_has_its_parents_ancestor_and_is_not_copied_before_it_has_been_measured() -> None:
+def test_a_child_has_the_ancestor_of_its_parent_and_is_not_copied_before_it_has_a_score() -> None:
     one = schedule(Tournament(size=5), size=6, in_order=False)
     for _ in range(6):
         assert one.next()
     found = [one.done(member, Outcome(score, 10)) for member, score in enumerate([5.0, 4.0, 6.0, 1.0, 2.0, 3.0])]
-    # Only when all have had a turn somebody is met, and the last one loses against the best.
+    # A tournament needs the scores of all members, so only the last member competes. It loses to the best one.
     assert [len(events) for events in found] == [1, 1, 1, 1, 1, 2]
     assert (one.members[5].parent, one.members[5].ancestor, one.members[5].score) == (2, 2, None)
     assert one.best == 2
@@ -222,7 +225,7 @@ def test_a_child_has_its_parents_ancestor_and_is_not_copied_before_it_has_been_m
     assert copied.hyperparameters != copied.inherited
 
 
-def test_a_member_that_takes_its_worker_with_it_again_and_again_has_died() -> None:
+def test_a_member_that_repeatedly_ends_its_worker_has_died() -> None:
     one = schedule(Tournament(size=1), size=2)
     turn = one.next()
     assert turn is not None
@@ -252,7 +255,7 @@ def places() -> Iterator[MemberPlaces]:
     found.buffer = None
 
 
-def test_states_lie_in_their_places_and_take_what_they_need(places: MemberPlaces) -> None:
+def test_states_are_stored_in_their_places(places: MemberPlaces) -> None:
     state = {"tensors": {"a": np.arange(5.0)}, "more": [None, (1, 2.5), {"x": b"abc"}], "nothing": np.zeros((0, 3))}
     nbytes = places.write(1, state)
     assert nbytes < 1000
@@ -265,7 +268,7 @@ def test_states_lie_in_their_places_and_take_what_they_need(places: MemberPlaces
     assert places.read(0) == {"other": 1}
 
 
-def test_a_place_that_holds_no_state_is_not_believed(places: MemberPlaces) -> None:
+def test_a_place_without_a_valid_state_is_refused(places: MemberPlaces) -> None:
     with pytest.raises(ProtocolError, match="place 1 does not contain the state"):
         places.read(1)
     places.write(1, [1, 2])
@@ -298,7 +301,7 @@ def update(member: Member) -> None:
     member.optimizer.zero_grad()
 
 
-def test_a_member_goes_on_from_its_state_as_if_it_had_never_been_away(places: MemberPlaces) -> None:
+def test_a_restored_member_continues_like_the_original(places: MemberPlaces) -> None:
     torch.manual_seed(1)
     member = made(make_learner, 4, {"lr": 0.01})
     for _ in range(3):
@@ -321,16 +324,16 @@ def test_a_member_goes_on_from_its_state_as_if_it_had_never_been_away(places: Me
         assert torch.equal(tensor, other.policy.get_parameter(name)), name
     for name, tensor in member.policy.named_buffers():
         assert torch.equal(tensor, other.policy.get_buffer(name)), name
-    # What was restored shares nothing with the place.
+    # The restored member shares no memory with the place.
     places.write(0, {"x": np.full(10_000, 255, np.uint8)})
     update(other)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in other.policy.parameters())
 
 
-def test_changed_hyperparameters_hold_and_not_what_the_optimizer_remembers(places: MemberPlaces) -> None:
+def test_changed_hyperparameters_override_the_state_of_the_optimizer(places: MemberPlaces) -> None:
     member = made(make_learner, 0, {"lr": 0.01})
     update(member)
-    member.optimizer.param_groups[0]["lr"] = 0.004  # As a schedule does.
+    member.optimizer.param_groups[0]["lr"] = 0.004  # A schedule of the learning rate does the same.
     places.write(0, state_of(member))
     for lr, acts in ((0.01, 0.004), (0.03, 0.03)):
         child = made(make_learner, 1, {"lr": lr})
@@ -341,7 +344,7 @@ def test_changed_hyperparameters_hold_and_not_what_the_optimizer_remembers(place
         child.policy.brain.grad = torch.ones(3, dtype=torch.bfloat16)
         child.optimizer.step()
         moved = (child.policy.brain.float() - before).abs().max().item()
-        assert moved == pytest.approx(acts, rel=0.05)  # The first step of Adam, whatever the gradient.
+        assert moved == pytest.approx(acts, rel=0.05)  # The first step of Adam has the size of lr.
 
 
 @pytest.mark.parametrize(
@@ -364,12 +367,12 @@ def test_changed_hyperparameters_hold_and_not_what_the_optimizer_remembers(place
         ),
     ],
 )
-def test_members_that_cannot_be(wrong: Any, kind: type[Exception], message: str) -> None:
+def test_invalid_members_are_refused(wrong: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         wrong()
 
 
-def test_a_lineage_goes_on_behind_what_the_checkpoint_knows_of(tmp_path: Path) -> None:
+def test_a_lineage_continues_after_the_lines_of_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "lineage.jsonl"
     copied = Copied(1, 2, NAN, 0, 3, 5.0, {"lr": 0.1}, {"lr": 0.12})
     first = Lineage(path, {"size": 2})

@@ -1,4 +1,4 @@
-"""Which calls a prefetched rollout takes, in order, against a CUDA that writes them down."""
+"""Check the order of calls for prefetched rollouts, with a stand-in for CUDA that records them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parenv.learning import prefetch
 
 @dataclass
 class Log:
-    """What happened, in order; also the fake CUDA, whose side stream is ``side`` and whose learner's is ``main``."""
+    """Stand-in for CUDA that records calls in order. Its side stream is ``side``, the learner's stream is ``main``."""
 
     calls: list[str] = field(default_factory=list)
     current: str = "main"
@@ -68,7 +68,7 @@ class Tensor:
 
 @dataclass
 class Source:
-    """A rollout that says when its memory is given back."""
+    """Rollout that records when its memory is freed."""
 
     log: Log
     number: int
@@ -104,7 +104,7 @@ def learn(log: Log, rollouts: Iterator[Any]) -> None:
         log.calls.append(f"learn {rollout[0].name[-1]}")
 
 
-def test_the_next_copy_is_under_way_and_the_source_given_back_while_the_learner_computes(log: Log) -> None:
+def test_the_next_copy_runs_and_the_source_is_freed_while_the_learner_computes(log: Log) -> None:
     learn(log, prefetch(stream_of(log, 3), "cuda"))
     assert log.calls == [
         *["begin 0 on side", "begin 1 on side"],
@@ -116,7 +116,7 @@ def test_the_next_copy_is_under_way_and_the_source_given_back_while_the_learner_
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_as_many_run_ahead_as_asked_for_and_none_is_lost(log: Log, ahead: int) -> None:
+def test_the_given_number_of_rollouts_runs_ahead_and_none_is_lost(log: Log, ahead: int) -> None:
     learn(log, prefetch(stream_of(log, 4), "cuda", ahead=ahead))
     begun_before_learning = log.calls[: log.calls.index("learn 0")]
     assert sum(call.startswith("begin") for call in begun_before_learning) == min(ahead + 1, 4)
@@ -131,7 +131,7 @@ def test_no_source_is_freed_before_its_copy_is_done_when_the_learner_stops_early
     assert sorted(log.calls[1:]) == ["free 1", "stream closed"]
 
 
-def test_what_came_before_a_failure_of_the_stream_is_yielded_before_it(log: Log) -> None:
+def test_rollouts_before_a_failure_of_the_stream_are_yielded(log: Log) -> None:
     with pytest.raises(OSError, match="gone"):
         learn(log, prefetch(stream_of(log, 2, OSError("gone")), "cuda"))
     assert [call for call in log.calls if call.startswith("learn")] == ["learn 0", "learn 1"]
@@ -187,7 +187,7 @@ def test_on_the_cpu_nothing_runs_ahead_and_no_memory_is_copied(log: Log) -> None
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_closing_it_closes_the_stream(log: Log, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_the_iterator_closes_its_source(log: Log, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Source, "to", lambda source, *_, **__: [])
     source = stream_of(log, 3)
     rollouts = prefetch(source, device)

@@ -1,4 +1,4 @@
-"""The check of prose finds what it says, and nothing in plain sentences."""
+"""Check that the check of prose finds the listed patterns, and nothing in plain sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reducing gradients: the same numbers as the formula, in one pass, in the memory of the first."""
+"""Check that gradients are reduced as in the formulas, in one pass and in the memory of the first gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parenv.experience.reduction import Reducer, clip
 from parenv.options import GradientOptions
 
 Groups = list[tuple[int, list[int]]]
-"""What arrives together: its lag, and the samples of each gradient."""
+"""Groups of gradients that arrive together: lag of the group and number of samples of each gradient."""
 groups = st.lists(
     st.tuples(st.integers(0, 3), st.lists(st.integers(1, 50), min_size=1, max_size=3)), min_size=1, max_size=4
 )
@@ -35,7 +35,7 @@ def reduced(options: GradientOptions, arrived: Groups, gradients: torch.Tensor) 
 
 
 @given(groups, st.sampled_from(["mean", "weighted_mean", "sum"]), st.booleans())
-def test_whatever_arrives_together_the_result_is_the_formula(arrived: Groups, how: Any, by_lag: bool) -> None:
+def test_the_result_matches_the_formula_for_any_groups(arrived: Groups, how: Any, by_lag: bool) -> None:
     lag_weight = (lambda lag: 0.5**lag) if by_lag else None
     counted = [(lag, n) for lag, samples in arrived for n in samples]
     gradients = random_gradients(len(counted), 5)
@@ -55,7 +55,7 @@ def test_chunks_cover_everything_once(size: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["mean", "weighted_mean", "sum"])
-def test_gradients_that_weigh_nothing_leave_zeros_until_another_comes(how: Any) -> None:
+def test_gradients_of_weight_zero_give_zeros_until_another_arrives(how: Any) -> None:
     options = GradientOptions(reduction=how, lag_weight=lambda lag: float(lag < 2))
     gradients = random_gradients(3, 4)
     assert torch.equal(reduced(options, [(2, [3, 5])], gradients), torch.zeros(4, dtype=gradients.dtype))
@@ -63,7 +63,7 @@ def test_gradients_that_weigh_nothing_leave_zeros_until_another_comes(how: Any) 
     torch.testing.assert_close(found, gradients[2], rtol=1e-12, atol=1e-12)
 
 
-def test_the_result_lies_in_the_memory_of_the_first_and_a_single_one_is_not_touched() -> None:
+def test_the_result_is_in_the_memory_of_the_first_gradient_and_a_single_one_is_not_changed() -> None:
     first, second = random_gradients(2, 7)
     reducer = Reducer(GradientOptions())
     before = first.clone()
@@ -73,7 +73,7 @@ def test_the_result_lies_in_the_memory_of_the_first_and_a_single_one_is_not_touc
     assert reducer.result().data_ptr() == first.data_ptr()
 
 
-def test_a_custom_reduction_gets_them_stacked_with_samples_times_lag_weight() -> None:
+def test_a_custom_reduction_gets_stacked_gradients_and_samples_times_lag_weight() -> None:
     seen: list[Any] = []
 
     def largest(gradients: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ def test_a_custom_reduction_that_returns_something_else_is_an_error(returned: An
         reduced(GradientOptions(reduction=lambda gradients, weights: returned), [(0, [1])], random_gradients(1, 4))
 
 
-def test_clipping_is_that_of_torch() -> None:
+def test_clipping_is_the_same_as_in_torch() -> None:
     flat = random_gradients(1, 50)[0]
     parameter = torch.nn.Parameter(torch.zeros(50, dtype=torch.float64))
     parameter.grad = flat.clone()

@@ -1,4 +1,4 @@
-"""``parenv report`` on traces made by hand: what is read, summed up and drawn. No process is started."""
+"""Check how ``parenv report`` reads, summarizes and draws traces that were written by hand."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def instant(track: str, name: str, at: float, **args: Any) -> dict[str, Any]:
 
 
 def run(worker: str, since: float, env_steps: int) -> list[dict[str, Any]]:
-    """A worker's rollout: 0.2 s of waiting, 0.3 s of acting, 0.4 s in environments, 0.1 s of commit."""
+    """Return the events of a rollout: 0.2 s of waiting, 0.3 s of acting, 0.4 s in environments, 0.1 s of commit."""
     ends = [since + 0.2, since + 0.5, since + 0.9, since + 1.0]
     names = ("wait", "act", "env", "commit")
     return [
@@ -76,7 +76,7 @@ def write(path: Path, events: list[dict[str, Any]], *, is_finished: bool = True)
 
 
 def two_workers(path: Path, **about: Any) -> Path:
-    """Worker 0 makes three rollouts; worker 1 makes one, is killed in its second, and makes one more."""
+    """Write a trace. Worker 0 collects three rollouts. Worker 1 collects one, is killed, and collects another one."""
     events = [
         *header([2, 1], **about),
         piece("driver", "learn", -1.0, 0.0),
@@ -104,7 +104,7 @@ def two_workers(path: Path, **about: Any) -> Path:
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text between them."""
+    """HTML page, parsed into its tags with their attributes and the text between them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Page(HTMLParser):
         return [attributes["alt"] for tag, attributes in self.tags if tag == "img"]
 
 
-def test_what_a_trace_says_is_read_in_seconds_since_the_first_rollout_was_asked_for(tmp_path: Path) -> None:
+def test_a_trace_is_read_in_seconds_since_the_first_request_for_a_rollout(tmp_path: Path) -> None:
     timeline = read_timeline(two_workers(tmp_path / "trace.json", env_steps=1000))
     assert timeline.is_finished
     assert [track.name for track in timeline.tracks] == ["driver", "worker 0", "worker 1"]
@@ -153,7 +153,7 @@ def test_what_a_trace_says_is_read_in_seconds_since_the_first_rollout_was_asked_
     assert (second.who, second.what) == ("sub-environment of worker 0", "sub-environment")
 
 
-def test_the_parts_fill_the_time_and_a_publish_is_no_learning(tmp_path: Path) -> None:
+def test_the_parts_add_up_to_the_time_and_publishing_is_not_learning(tmp_path: Path) -> None:
     timeline = read_timeline(two_workers(tmp_path / "trace.json"))
     driver, worker, killed = (track.fractions() for track in timeline.tracks)
     assert driver == pytest.approx({"learn": 0.125, "wait": 0.75, "publish": 0.125, UNRECORDED: 0.0})
@@ -163,7 +163,7 @@ def test_the_parts_fill_the_time_and_a_publish_is_no_learning(tmp_path: Path) ->
     assert sum(killed.values()) == pytest.approx(1.0)
 
 
-def test_a_publish_behind_the_last_rollout_takes_nothing_from_learning(tmp_path: Path) -> None:
+def test_a_publish_after_the_last_rollout_is_not_subtracted_from_learning(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     write(
         path,
@@ -194,7 +194,7 @@ def test_the_running_mean_is_over_the_last_hundred_known_returns() -> None:
     assert np.isnan(Episodes(np.array([np.nan]), none[:1], none[:1], none[:1]).running_mean()).all()
 
 
-def test_a_trace_that_breaks_off_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
+def test_a_truncated_trace_is_read_up_to_its_end(tmp_path: Path) -> None:
     whole = two_workers(tmp_path / "trace.json").read_text()
     about = whole.index("\n", whole.index("parenv trace"))
     torn, known = tmp_path / "torn.json", set()
@@ -252,7 +252,7 @@ def test_without_a_rollout_there_is_no_picture(tmp_path: Path) -> None:
 
 
 def drawn(path: Path) -> list[str]:
-    """Draw the pictures of a trace in one width; a page has two. Return their titles."""
+    """Draw the narrow pictures of a trace and return their titles. A page has wide ones too."""
     timeline = read_timeline(path)
     found = pictures(timeline)
     assert all(png(picture, timeline, NARROW).startswith("data:image/png;base64,iVBOR") for picture in found)
@@ -283,13 +283,13 @@ def test_strange_returns_can_be_drawn(returns: list[Any], tmp_path: Path) -> Non
     assert "Return" in drawn(write(tmp_path / "trace.json", events))
 
 
-def test_a_rollout_that_is_all_there_is_can_be_drawn_without_its_worker(tmp_path: Path) -> None:
+def test_a_single_rollout_can_be_drawn_without_its_worker(tmp_path: Path) -> None:
     rollout = instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0)
     events = [*header([1]), piece("driver", "wait", 0.0, 1.0), rollout]
     assert "Throughput" in drawn(write(tmp_path / "trace.json", events))
 
 
-def test_a_trace_that_begins_amid_a_run_counts_from_its_first_question(tmp_path: Path) -> None:
+def test_a_trace_that_begins_during_a_run_starts_at_its_first_request(tmp_path: Path) -> None:
     events = [*header([1]), piece("driver", "learn", -5.0, 0.0), piece("driver", "wait", 0.0, 0.5)]
     for since in (-4.0, -3.0, -2.0, -0.5):
         events += [instant("driver", "rollout", 0.5, env_steps=10, policy_lag=0), *run("0", since, 10)]
@@ -302,7 +302,7 @@ def test_a_trace_that_begins_amid_a_run_counts_from_its_first_question(tmp_path:
 
 
 @pytest.mark.more
-def test_lanes_are_limited_and_said_to_be(tmp_path: Path) -> None:
+def test_the_timeline_shows_a_limited_number_of_workers_and_a_note(tmp_path: Path) -> None:
     events = [*header([1] * 40), piece("driver", "wait", 0.0, 1.0)]
     for worker in range(40):
         events += [instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0), *run(str(worker), 0.0, 10)]
@@ -336,7 +336,7 @@ def test_the_timeline_shows_the_beginning_the_middle_and_the_first_restart(tmp_p
         ("[\n{}\nnothing\n{} parenv trace", "is not a trace"),
     ],
 )
-def test_what_is_no_trace_is_an_error_in_one_line(
+def test_a_file_that_is_not_a_trace_is_an_error_in_one_line(
     content: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "trace.json"
@@ -382,7 +382,7 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatc
 
 
 NARROW_PX = 368
-"""What a page leaves for a picture on a phone of 400 px."""
+"""Width of a picture in a page on a phone with 400 px."""
 
 
 def texts(figure: Any) -> Iterator[Any]:
@@ -392,7 +392,7 @@ def texts(figure: Any) -> Iterator[Any]:
 
 
 @pytest.mark.more
-def test_on_a_phone_there_is_a_picture_of_its_own_whose_text_can_be_read(tmp_path: Path) -> None:
+def test_pictures_for_phones_have_readable_text(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
     timeline = read_timeline(two_workers(tmp_path / "trace.json"))
@@ -431,7 +431,7 @@ def test_every_worker_has_a_colour_of_its_own(tmp_path: Path) -> None:
     assert (named[0], named[-1], len(named)) == ("worker 0", "worker 19", 8)
 
 
-def test_losses_that_nobody_took_the_place_of_are_told_from_restarts(tmp_path: Path) -> None:
+def test_losses_without_a_restart_are_distinguished_from_restarts(tmp_path: Path) -> None:
     path = two_workers(tmp_path / "trace.json")
     timeline = read_timeline(path)
     assert facts(timeline).endswith(", 1 restart.")
@@ -445,7 +445,7 @@ def test_losses_that_nobody_took_the_place_of_are_told_from_restarts(tmp_path: P
     assert [row[2] for row in losses_table(timeline).rows] == ["0.60 s", "", "not", "not"]
 
 
-def test_a_process_that_dies_before_it_is_ready_is_lost_and_the_one_after_it_is_the_restart(tmp_path: Path) -> None:
+def test_a_process_that_dies_before_it_is_ready_is_a_loss_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     events = [
         *header([1]),
@@ -459,7 +459,7 @@ def test_a_process_that_dies_before_it_is_ready_is_lost_and_the_one_after_it_is_
 
 
 def arrived(began: float, **spent: float) -> Arrival:
-    """A rollout of worker 0 that began then and whose parts took so long."""
+    """Return the arrival of a rollout of worker 0 that began at ``began`` and whose parts took these seconds."""
     commits = np.zeros(1, COMMIT_DTYPE)
     for name, seconds in spent.items():
         commits[name] = seconds
@@ -473,7 +473,7 @@ def pieces_written(path: Path) -> list[dict[str, Any]]:
     return sorted(events, key=lambda event: event["ts"])
 
 
-def test_what_follows_begins_where_what_was_before_ends_in_whole_nanoseconds(tmp_path: Path) -> None:
+def test_each_event_begins_in_the_nanosecond_in_which_the_previous_one_ends(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace.json", 1, header([1])[1]["args"], "commit")
     random, ended = np.random.default_rng(0), 123456.7
     for _ in range(1000):
@@ -492,7 +492,7 @@ def test_what_follows_begins_where_what_was_before_ends_in_whole_nanoseconds(tmp
         assert int(1000 * one["ts"]) + int(1000 * one["dur"]) == int(1000 * following["ts"])
 
 
-def test_a_rollout_that_was_made_before_a_restart_and_arrives_after_it_is_where_it_was(tmp_path: Path) -> None:
+def test_a_rollout_that_arrives_after_a_restart_keeps_its_time(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace.json", 1, header([1])[1]["args"], "commit")
     writer.hear(Lost(0, RuntimeError("died")))
     writer.hear(Back(0, 1))
@@ -502,7 +502,7 @@ def test_a_rollout_that_was_made_before_a_restart_and_arrives_after_it_is_where_
     assert (first["name"], first["ts"], first["dur"], restart["name"]) == ("wait", 0.5e6, 0.5e6, "restart")
 
 
-def test_what_the_pool_writes_is_strict_json_also_where_a_return_is_not_a_number(tmp_path: Path) -> None:
+def test_a_trace_is_strict_json_even_if_a_return_is_not_a_number(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     episodes = EpisodeStatistics.of([1.0, math.nan, math.inf, -math.inf], [3, 4, 5, 6], [0.1] * 4, [0] * 4)
     commits = np.zeros(1, COMMIT_DTYPE)

@@ -1,4 +1,4 @@
-"""When a worker is started again: decided without a process."""
+"""Check when a dead worker is restarted and how long the restart is delayed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ gaps = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 40)), max_size=60)
 
 
 @given(gaps, st.integers(1, 4))
-def test_nobody_is_restarted_more_often_than_allowed_in_any_window(deaths: Any, most: int) -> None:
+def test_no_worker_is_restarted_more_often_than_allowed_in_any_window(deaths: Any, most: int) -> None:
     policy = RestartPolicy(max_restarts=most, window_s=60.0, backoff_s=1.0, max_backoff_s=8.0)
     supervisor, now, restarts = RestartLimit(policy, 3), 0.0, []
     for worker, gap in deaths:
@@ -31,12 +31,12 @@ def test_nobody_is_restarted_more_often_than_allowed_in_any_window(deaths: Any, 
             restarts.append((worker, now))
 
 
-def test_one_that_dies_thousands_of_times_waits_as_long_as_is_allowed() -> None:
+def test_the_backoff_is_bounded() -> None:
     limit = RestartLimit(RestartPolicy(max_restarts=10_000, max_backoff_s=8.0), 1)
     assert [limit.died(0, 0.0) for _ in range(2000)][-1] == 8.0
 
 
-def test_without_a_policy_nobody_is_restarted() -> None:
+def test_without_a_policy_no_worker_is_restarted() -> None:
     assert RestartLimit(None, 1).died(0, 0.0) is None
 
 
@@ -49,6 +49,6 @@ def test_without_a_policy_nobody_is_restarted() -> None:
         ({"max_backoff_s": float("nan")}, "max_backoff_s must be positive seconds, got nan"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason: str) -> None:
+def test_an_invalid_policy_is_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         RestartPolicy(**arguments)

@@ -1,4 +1,4 @@
-"""Every formula against its scalar reading, one column at a time."""
+"""Check each formula for returns and advantages against a scalar implementation, one column at a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ class Block(NamedTuple):
 
 @st.composite
 def blocks(draw: Callable[[Any], Any], consistent: bool = False, dtype: Any = np.float64) -> Block:
-    """``consistent``: within an episode, ``next_values[t]`` is ``values[t + 1]``, as it is in a rollout."""
+    """Draw a block of steps.
+
+    Args:
+        consistent: Whether ``next_values[t]`` is ``values[t + 1]`` within an episode, as in a rollout.
+    """
     shape = draw(st.tuples(st.integers(1, 7), st.integers(1, 3)))
     terminated, truncated = draw(hnp.arrays(bool, shape)), draw(hnp.arrays(bool, shape))
     generator = np.random.default_rng(draw(st.integers(0, 1 << 16)))
@@ -59,7 +63,7 @@ def per_column(function: Callable[..., list[float]], arrays: tuple[Any, ...], *m
 
 
 def steps_of_the_episode(t: int, terminated: list[bool], truncated: list[bool]) -> list[int]:
-    """From ``t`` to where the episode or the block ends."""
+    """Return the steps from ``t`` to the end of the episode or of the block."""
     steps = [t]
     while not (terminated[steps[-1]] or truncated[steps[-1]]) and steps[-1] + 1 < len(terminated):
         steps.append(steps[-1] + 1)
@@ -179,7 +183,7 @@ def random_block(T: int, B: int, dtype: Any, ends: float = 0.2) -> Block:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_precision_that_goes_in_comes_out(name: str, dtype: Any) -> None:
+def test_results_have_the_precision_of_the_inputs(name: str, dtype: Any) -> None:
     wanted = FUNCTIONS[name](random_block(20, 3, np.float64))
     for result, exact in zip(FUNCTIONS[name](random_block(20, 3, dtype)), wanted, strict=True):
         assert result.dtype == dtype
@@ -187,7 +191,7 @@ def test_the_precision_that_goes_in_comes_out(name: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_cpu_tensors_are_accepted_and_nothing_given_is_changed(name: str) -> None:
+def test_cpu_tensors_are_accepted_and_inputs_are_not_changed(name: str) -> None:
     block = random_block(6, 2, np.float32)
     tensors = Block(*(torch.from_numpy(array.copy()) for array in block))
     for result, wanted in zip(FUNCTIONS[name](tensors), FUNCTIONS[name](block), strict=True):
@@ -224,7 +228,7 @@ def test_n_step_returns_need_a_step() -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_tensors_in_tensors_out(name: str) -> None:
+def test_results_for_tensors_are_tensors_without_gradients(name: str) -> None:
     block = random_block(6, 2, np.float32)
     tensors = Block(*(torch.from_numpy(array.copy()) for array in block))
     with_gradient = tensors._replace(values=tensors.values.clone().requires_grad_())
@@ -257,8 +261,8 @@ def test_blocks_of_different_shapes_are_refused(name: str) -> None:
 
 @given(blocks(consistent=True), st.data())
 @SETTINGS
-def test_what_is_not_valid_has_no_part_in_anything(block: Block, data: Any) -> None:
-    """The same with a row put in behind an end, whatever is in it, as where a vector env only resets."""
+def test_invalid_rows_do_not_change_the_results_of_others(block: Block, data: Any) -> None:
+    """Insert a row after an end, with arbitrary values, as in a step in which a vector env only resets."""
     ended = (block.terminated | block.truncated).any(1)
     places = [t + 1 for t in range(len(ended) - 1) if (block.terminated | block.truncated)[t].all()]
     if not places:
@@ -286,7 +290,7 @@ def test_what_is_not_valid_has_no_part_in_anything(block: Block, data: Any) -> N
 
 @given(blocks(), st.data())
 @SETTINGS
-def test_where_nobody_is_alive_all_is_zero_and_what_is_between_is_a_block_of_its_own(block: Block, data: Any) -> None:
+def test_results_are_zero_where_agents_are_not_alive_and_each_life_is_a_block(block: Block, data: Any) -> None:
     alive = data.draw(hnp.arrays(bool, block.rewards.shape))
     block.rewards[~alive] = block.values[~alive] = np.nan
     for function, arrays in (
@@ -305,7 +309,7 @@ def test_where_nobody_is_alive_all_is_zero_and_what_is_between_is_a_block_of_its
         np.testing.assert_allclose(found, wanted)
 
 
-def test_a_truncated_step_without_a_next_value_learns_nothing_and_spoils_nothing() -> None:
+def test_a_truncated_step_without_a_next_value_has_no_advantage_and_changes_no_other() -> None:
     no, cut = [False, False, False], [False, True, False]
     values, following = [1.0, 2.0, 3.0], [2.0, np.nan, 4.0]
     advantages, targets = gae([1.0, 1.0, 1.0], values, following, no, cut, gamma=1.0, gae_lambda=1.0)

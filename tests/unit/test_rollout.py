@@ -1,4 +1,4 @@
-"""What a rollout says about its transitions, against reading it step by step."""
+"""Check a rollout's transitions, next observations and final observations against the steps that were recorded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OBSERVATIONS = (Leaf(("x",), (2,), "<f4"), Leaf(("deep", 0), (), "<i8"), Leaf(("
 
 
 class Recorded(NamedTuple):
-    """A rollout and, by row and column, the numbers that its observations and true next observations show."""
+    """Rollout, and the numbers that its observations and true next observations encode, by row and column."""
 
     rollout: Rollout
     seen: Any
@@ -40,9 +40,9 @@ class Recorded(NamedTuple):
 
 
 def record(ended: Any, widths: list[int], left_out: int = 0) -> Recorded:
-    """Observation after observation is the next number; the environment counts on through every reset.
+    """Record a rollout whose observations encode consecutive numbers, across resets too.
 
-    The rollout is that of all workers but the first ones that are left out.
+    The rollout has the columns of all workers except the first ``left_out`` ones.
     """
     T, B = ended.shape
     spec = RolloutSpec(T, OBSERVATIONS, (Leaf((), (), "<i8"),), (Extra("value", (), "<f4"),))
@@ -83,12 +83,12 @@ def write_columns(writer: RolloutWriter, ended: Any, numbers: Iterator[int], see
 
 
 def shown(numbers: Any) -> list[Any]:
-    """The leaves of observations that show these numbers."""
+    """Return the leaves of observations that encode these numbers."""
     return [np.stack([numbers, -numbers], -1), numbers, [f"nr {number}" for number in numbers.tolist()]]
 
 
 def shows(observations: Any, numbers: Any) -> None:
-    """Check that nested observations of any number of dimensions show these numbers."""
+    """Check that nested observations of any number of dimensions encode these numbers."""
     assert isinstance(observations, dict)
     assert isinstance(observations["deep"], tuple)
     np.testing.assert_array_equal(np.asarray(observations["x"])[..., 0], numbers)
@@ -119,7 +119,7 @@ def test_next_observations_are_the_final_ones_where_episodes_ended(recorded: Rec
 
 @given(recordings())
 @SETTINGS
-def test_final_observations_lie_at_the_final_index(recorded: Recorded) -> None:
+def test_the_final_index_is_the_position_of_final_observations(recorded: Recorded) -> None:
     rollout = recorded.rollout
     steps, columns = rollout.final_index
     assert sorted(np.transpose([steps, columns]).tolist()) == np.argwhere(recorded.ended).tolist()
@@ -200,20 +200,20 @@ def test_without_an_end_next_observations_are_a_view() -> None:
     assert len(rollout.final_observations["x"]) == 0
 
 
-def test_the_former_name_of_shifted_observations_goes_on_working_and_says_the_new_one() -> None:
+def test_the_former_name_of_shifted_observations_still_works_with_a_warning() -> None:
     rollout = record(ENDED, [3]).rollout
     with pytest.warns(DeprecationWarning, match="Rollout.successors is now shifted_observations"):
         assert rollout.successors is rollout.shifted_observations
 
 
-def of_a_slot() -> Rollout:
-    """Return a rollout over a slot with episode ends, none of whose fields was read."""
+def unread_rollout() -> Rollout:
+    """Return a rollout with episode ends whose fields have not been read yet."""
     with AsyncWorkerPool(lambda: LedgerEnv(0), zeros, num_envs=2, num_workers=0, rollout_length=200, seed=0) as pool:
         return next(pool.rollouts())
 
 
-def test_a_field_is_made_when_it_is_read_and_then_stays_the_same() -> None:
-    rollout = of_a_slot()
+def test_a_field_is_made_when_it_is_first_read() -> None:
+    rollout = unread_rollout()
     assert not {"observations", "ends", "extras"} & set(vars(rollout))
     assert rollout.observations is rollout.observations
     assert "observations" in vars(rollout)
@@ -223,7 +223,7 @@ def test_a_field_is_made_when_it_is_read_and_then_stays_the_same() -> None:
 
 @pytest.mark.parametrize("copied", [lambda rollout: pickle.loads(pickle.dumps(rollout)), copy.deepcopy, Rollout.copy])
 def test_a_rollout_can_be_copied_before_its_fields_are_read(copied: Any) -> None:
-    rollout = of_a_slot()
+    rollout = unread_rollout()
     other = copied(rollout)
     np.testing.assert_array_equal(other.observations, rollout.observations)
     assert len(rollout.episodes) == len(other.final_index[0]) > 0

@@ -1,4 +1,4 @@
-"""A rollout that a host has sent is in the slot of the pool as a worker on this machine would have written it."""
+"""Check that a rollout sent by a host is stored in its slot as a local worker would have written it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def slot_map(shares: tuple[int, ...], together: bool, spec: SlotSpec) -> SlotMap
 
 
 def written(transfer: RolloutTransfer, sequence: int, ends: int, seed: int) -> Any:
-    """A slot as a worker leaves it on its host."""
+    """Return a slot as a worker leaves it on its host."""
     memory = np.random.default_rng(seed).integers(0, 255, transfer.layout.total_bytes, dtype=np.uint8)
     (arrays,) = transfer.layout.arrays(memory)
     for array in arrays.values():
@@ -65,7 +65,7 @@ def chunks(transfer: RolloutTransfer, memory: Any, ends: int, size: int) -> list
 def deliver(
     transfer: RolloutTransfer, slot: int, sequence: int, parts: Any, share: int, ends: int, has_gradient: bool = False
 ) -> None:
-    """Send the rollout of a credit, with the values that its slot does not hold."""
+    """Send the rollout of a credit, with its values without a fixed size, which are not in the slot."""
     transfer.expect(Credit(sequence, slot, 0, 0, b""))
     transfer.write(Chunks(sequence, parts))
     objects = {("observations", 1): [[0] * share] * (T + 1), ("finals", 1): [0] * ends}
@@ -86,7 +86,7 @@ REASONS = {
     gradient_bytes=st.sampled_from([0, 40]),
     size=st.sampled_from([64, 100, 1 << 20]),
 )
-def test_what_crosses_is_there_and_nothing_else_is_touched(
+def test_a_transferred_rollout_is_complete_and_nothing_else_is_written(
     shares: tuple[int, ...], together: bool, ends: int, gradient_bytes: int, size: int
 ) -> None:
     spec = spec_of(gradient_bytes)
@@ -140,7 +140,7 @@ def test_a_piece_that_does_not_fit_is_refused(offset: int, nbytes: int) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("shares", [(2,), (2, 1)])
-def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str, shares: tuple[int, ...]) -> None:
+def test_a_rollout_that_does_not_fit_its_credit_is_refused(wrong: str, shares: tuple[int, ...]) -> None:
     slots = slot_map(shares, len(shares) > 1, spec_of())
     transfer = RolloutTransfer(slots, 0)
     memory = written(transfer, 5, 2, 0)

@@ -1,4 +1,4 @@
-"""Which worker of a round notifies the main process, and when messages are due."""
+"""Check which worker of a round notifies the main process, and when messages are due."""
 
 from __future__ import annotations
 

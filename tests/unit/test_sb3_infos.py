@@ -1,4 +1,4 @@
-"""Infos go through a few arrays and come out as they were, in values and types."""
+"""Check that infos keep their values and types when they are sent in a few arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INFOS: list[dict[str, Any]] = [
 ]
 
 
-def test_infos_come_out_as_they_were() -> None:
+def test_infos_are_unpacked_unchanged() -> None:
     log = InfoLog()
     for step, info in enumerate(INFOS):
         log.add(step, step % 2, info)
@@ -34,7 +34,7 @@ def test_infos_come_out_as_they_were() -> None:
     assert infos_of([log.take()]) == {}
 
 
-def test_an_info_that_is_used_again_is_kept_as_it_was() -> None:
+def test_the_log_copies_infos_that_are_reused() -> None:
     log, info = InfoLog(), {"x": 0.0, "array": np.zeros(2)}
     plain = {"x": 0.0}
     for step in range(3):

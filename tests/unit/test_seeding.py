@@ -1,4 +1,4 @@
-"""Seeds by what a stream is for, and random states that keep to themselves."""
+"""Check that each random stream has its own seed, and that random states do not affect each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_purpose_and_index_and_generation_has_a_seed_of_its_own() -> None:
     assert all(type(seed) is int and 0 <= seed < 1 << 32 for seed in seeds)
 
 
-def test_a_random_state_leaves_the_global_ones_as_they_were() -> None:
+def test_a_random_state_does_not_change_the_global_ones() -> None:
     outer = RandomState(1)
     with outer:
         expected = [draw() for _ in range(3)]
@@ -58,7 +58,7 @@ def test_a_random_state_leaves_the_global_ones_as_they_were() -> None:
     assert got == expected
 
 
-def test_a_random_state_goes_on_where_it_was() -> None:
+def test_a_random_state_continues_its_sequence() -> None:
     with RandomState(3):
         expected = [draw() for _ in range(3)]
     state, got = RandomState(3), []
@@ -78,7 +78,7 @@ def test_different_seeds_give_different_streams() -> None:
     assert all(len(set(column)) == 3 for column in zip(*draws, strict=True))
 
 
-def test_a_random_state_puts_the_global_ones_back_when_an_exception_passes() -> None:
+def test_a_random_state_restores_the_global_ones_after_an_exception() -> None:
     with RandomState(4):
         expected = draw()
     with RandomState(4):

@@ -1,4 +1,4 @@
-"""Shared memory without a name."""
+"""Check shared memory that has no name in the file system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from parenv.memory.shared import SharedMemory
 
 
-def test_there_is_no_name_anywhere() -> None:
+def test_shared_memory_has_no_name() -> None:
     before = set(Path("/dev/shm").iterdir())
     memory = SharedMemory(4096)
     assert set(Path("/dev/shm").iterdir()) <= before
@@ -21,7 +21,7 @@ def test_there_is_no_name_anywhere() -> None:
     memory.close()
 
 
-def test_without_memfd_there_is_no_name_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_without_memfd_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     memory = SharedMemory(4096)
     assert os.fstat(memory.fd).st_nlink == 0
@@ -37,7 +37,7 @@ def test_two_mappings_are_the_same_memory() -> None:
     memory.close()
 
 
-def test_it_begins_as_zeros_and_grows_and_keeps_what_is_there() -> None:
+def test_shared_memory_begins_as_zeros_and_keeps_its_bytes_when_it_grows() -> None:
     memory = SharedMemory(4096)
     small = memory.map()
     assert small[:] == bytes(4096)
@@ -51,7 +51,7 @@ def test_it_begins_as_zeros_and_grows_and_keeps_what_is_there() -> None:
     memory.close()
 
 
-def test_a_descriptor_handed_over_shows_the_same_memory() -> None:
+def test_a_duplicated_descriptor_refers_to_the_same_memory() -> None:
     memory = SharedMemory(4096)
     other = SharedMemory(fd=os.dup(memory.fd))
     assert other.size == 4096
@@ -61,7 +61,7 @@ def test_a_descriptor_handed_over_shows_the_same_memory() -> None:
     memory.close()
 
 
-def test_a_mapping_outlives_close_and_closing_twice_is_closing_once() -> None:
+def test_a_mapping_outlives_close_and_close_is_idempotent() -> None:
     memory = SharedMemory(4096)
     mapping = memory.map()
     memory.close()
@@ -70,7 +70,7 @@ def test_a_mapping_outlives_close_and_closing_twice_is_closing_once() -> None:
     assert mapping[:5] == b"still"
 
 
-def test_what_is_reserved_takes_memory_and_the_rest_takes_none() -> None:
+def test_only_reserved_bytes_take_memory() -> None:
     memory = SharedMemory(1 << 20)
     assert os.fstat(memory.fd).st_blocks == 0
     memory.reserve(4096, 8192)
@@ -78,7 +78,7 @@ def test_what_is_reserved_takes_memory_and_the_rest_takes_none() -> None:
     memory.close()
 
 
-def test_memory_that_is_not_there_is_said_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_memory_is_an_error_before_it_is_accessed(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""What the tests must not be able to do to the machine that they run on."""
+"""Check that no test can send a signal to every process of the machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 @pytest.mark.parametrize("name", ["kill", "killpg"])
 @pytest.mark.parametrize("pid", [-1, 0])
-def test_no_test_can_signal_everybody(name: str, pid: int) -> None:
+def test_signals_to_more_than_one_process_are_refused(name: str, pid: int) -> None:
     with pytest.raises(AssertionError, match="a signal to"):
         getattr(os, name)(pid, 0)

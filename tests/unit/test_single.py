@@ -1,4 +1,4 @@
-"""The row loop of one sub-environment does what the one for any number does, to the bit."""
+"""Check that the row loop for one sub-environment fills rollouts bitwise as the loop for any number of them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .scripted import quiet
 T = 40
 
 
-class Pushes(Policy):
-    """Returns actions in a given form, the number of the step beside them, and counts without an initial carry."""
+class CountingPolicy(Policy):
+    """Policy without an initial carry that returns actions in a given form and the number of the step as an extra."""
 
     def __init__(self, form: Any) -> None:
         self.form = form
 
     def act(self, observations: Any, carry: Any) -> Action:
         count, seen = 0 if carry is None else carry, observations.copy()
-        observations.fill(np.nan)  # They are the policy's own copy.
+        observations.fill(np.nan)  # The policy may overwrite its copy of the observations.
         return Action(self.form(seen), {"count": np.full(len(seen), count)}, count + 1)
 
 
@@ -47,7 +47,7 @@ def collector(env_id: str, policy: Any, extras: bool, fit: Fit | None = None) ->
 
 
 def rollouts(env_id: str, policy: Any, extras: bool) -> list[Any]:
-    """What lies in the slot after each of some rollouts, but for seconds."""
+    """Return the contents of the slot after each of four rollouts, without measured seconds."""
     made, writer = collector(env_id, policy, extras)
     found = []
     for _ in range(4):
@@ -75,7 +75,7 @@ FORMS = {
 @pytest.mark.parametrize("extras", [False, True])
 def test_both_loops_fill_the_same_rollouts(form: str, extras: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     env_id, function = FORMS[form]
-    policy = Pushes(function) if extras else function
+    policy = CountingPolicy(function) if extras else function
     entered = []
     fill_rows = single.fill_rows
     monkeypatch.setattr(single_agent_collector, "fill_rows", lambda *given: entered.append(1) or fill_rows(*given))
@@ -86,7 +86,9 @@ def test_both_loops_fill_the_same_rollouts(form: str, extras: bool, monkeypatch:
     assert len(entered) == 4
 
 
-def test_what_does_not_fit_is_said_with_the_number_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_wrong_observation_has_the_number_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made, writer = collector("CartPole-v1", lambda o: np.zeros(1, np.int64), False)
     made.collect(writer)
     step, shown = made.stepper._steps[0], iter(range(3))
@@ -106,21 +108,21 @@ def test_actions_that_do_not_fit_are_an_error() -> None:
         made.collect(writer)
 
 
-def test_a_driver_that_closes_ends_it_within_a_row() -> None:
+def test_closing_ends_the_loop_within_a_row() -> None:
     made, writer = collector("CartPole-v1", lambda o: np.zeros(1, np.int64), False)
     made._progress.closing[0] = True
     with pytest.raises(StopCollectingError):
         made.collect(writer)
 
 
-def test_each_row_is_a_sign_of_life() -> None:
+def test_each_row_advances_the_heartbeat() -> None:
     made, writer = collector("Pendulum-v1", lambda o: o[:, :1], False)
     before = made._progress.heartbeat[0]
     made.collect(writer)
     assert made._progress.heartbeat[0] - before == T + 1
 
 
-def test_values_that_must_be_finite_are_looked_at() -> None:
+def test_actions_that_must_be_finite_are_checked() -> None:
     made, writer = collector(
         "MountainCarContinuous-v0", lambda o: o[:, :1] * np.float32(np.nan), False, Fit(finite=True)
     )

@@ -1,4 +1,4 @@
-"""A slot is free again when the last array over it is gone, and not one moment before."""
+"""Check that a slot becomes free when the last array over it is deleted, and not earlier."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("kind", HOLDERS)
-def test_a_leased_slot_is_held_by(kind: str) -> None:
+def test_a_leased_slot_is_held_by_each_kind_of_object(kind: str) -> None:
     slots = make_slots(1)
     held = HOLDERS[kind](slots.lease(slots.claim()))
     assert (slots.leased, slots.free) == (1, 0)
@@ -51,7 +51,7 @@ def test_a_leased_slot_is_held_by(kind: str) -> None:
     assert (slots.leased, slots.free) == (0, 1)
 
 
-def test_a_slot_is_free_only_when_the_last_of_several_arrays_is_gone() -> None:
+def test_a_slot_is_free_only_when_the_last_of_several_arrays_is_deleted() -> None:
     slots = make_slots(1)
     root = slots.lease(slots.claim())
     held = [array_over(root), torch.from_numpy(array_over(root)), array_over(root)[1:]]
@@ -73,7 +73,7 @@ def test_the_slot_used_last_is_used_next() -> None:
     assert slots.claim() == first
 
 
-def test_peeking_is_no_lease() -> None:
+def test_peeking_does_not_lease_a_slot() -> None:
     slots = make_slots(1)
     slot = slots.claim()
     peeked = array_over(slots.peek(slot))
@@ -82,7 +82,7 @@ def test_peeking_is_no_lease() -> None:
     assert peeked.shape == (16,)
 
 
-def test_the_memory_of_a_slot_is_its_own_part_of_the_mapping() -> None:
+def test_each_slot_is_a_separate_part_of_the_mapping() -> None:
     mapping = mmap.mmap(-1, OFFSET + 3 * STRIDE)
     slots = Slots(mapping, OFFSET, STRIDE, 3)
     for slot in range(3):
@@ -91,7 +91,7 @@ def test_the_memory_of_a_slot_is_its_own_part_of_the_mapping() -> None:
     np.testing.assert_array_equal(np.frombuffer(mapping, "<f4", offset=OFFSET).reshape(3, -1)[:, 0], [1, 2, 3])
 
 
-def test_an_array_may_be_let_go_in_another_thread() -> None:
+def test_an_array_may_be_deleted_in_another_thread() -> None:
     slots = make_slots(1)
     held = [slots.lease(slots.claim())]
     thread = threading.Thread(target=held.clear)
@@ -100,7 +100,7 @@ def test_an_array_may_be_let_go_in_another_thread() -> None:
     assert (slots.leased, slots.free) == (0, 1)
 
 
-def test_no_signal_handler_comes_between_the_last_array_and_its_slot() -> None:
+def test_no_signal_handler_can_run_while_a_slot_is_freed() -> None:
     slots, lines = make_slots(1), list[int]()
     root = slots.lease(slots.claim())
 
@@ -111,7 +111,8 @@ def test_no_signal_handler_comes_between_the_last_array_and_its_slot() -> None:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        # Python runs signal handlers between two lines of Python, and drops what they raise while an object is freed.
+        # Python runs signal handlers between two lines of Python code, and discards their exceptions while it frees an
+        # object. Freeing a slot must therefore not run any line.
         del root
     finally:
         sys.settrace(before)
@@ -128,7 +129,7 @@ def test_arrays_outlive_the_slots() -> None:
 
 
 class SlotsMachine(RuleBasedStateMachine):
-    """Random claims, releases, leases and farewells; every holder finds its slot as it left it."""
+    """State machine of claims, releases, leases and deletions, in which no leased slot may be overwritten."""
 
     COUNT = 4
 
@@ -165,18 +166,18 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leased)
     @rule(data=st.data())
-    def let_one_array_go(self, data: Any) -> None:
+    def delete_one_array(self, data: Any) -> None:
         i = data.draw(st.integers(0, len(self.leased) - 1))
         self.leased[i][1].pop()
         if not self.leased[i][1]:
             del self.leased[i]
 
     @invariant()
-    def nobody_was_overwritten_and_everything_is_counted(self) -> None:
+    def no_slot_was_overwritten_and_counts_are_right(self) -> None:
         assert all((array == stamp).all() for _, arrays in self.leased for stamp, array in arrays)
         assert self.slots.leased == len(self.leased)
         assert self.slots.free == self.COUNT - len(self.leased) - len(self.claimed)
 
 
-def test_a_slot_is_never_handed_out_twice_whatever_the_order_of_events() -> None:
+def test_a_slot_is_never_claimed_twice_in_any_order_of_events() -> None:
     run_state_machine_as_test(SlotsMachine, settings=settings(max_examples=30, stateful_step_count=30))

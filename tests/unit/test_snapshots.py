@@ -1,4 +1,4 @@
-"""Weights through shared memory: what one module publishes, another one has."""
+"""Check that weights that one module publishes in shared memory are loaded into another module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OFFSET, PLACES = 192, 3
 
 
 class Everything(nn.Module):
-    """Parameters and buffers of every kind that a state dict may or may not hold."""
+    """Module with all kinds of parameters and buffers, including those that are missing in its state dict."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def reader(module: nn.Module, memory: Any) -> WeightsReader:
     return WeightsReader(module, memory, OFFSET, "cpu")
 
 
-def test_a_worker_has_what_was_published_at_each_place(memory: Any, writer: WeightsWriter) -> None:
+def test_a_worker_loads_the_weights_published_at_each_place(memory: Any, writer: WeightsWriter) -> None:
     for place in range(PLACES):
         writer.write(Everything(10 + place), place, None)
     worker = Everything(0)
@@ -94,7 +94,7 @@ def test_nothing_is_written_outside_the_places(memory: Any, writer: WeightsWrite
     assert bytes(memory[OFFSET : OFFSET + 2 * block]) == one[OFFSET : OFFSET + 2 * block]
 
 
-def test_each_tensor_has_bytes_of_its_own() -> None:
+def test_tensors_do_not_overlap() -> None:
     layout, nbytes = flat_layout(Everything(0))
     assert len({tensor.name for tensor in layout}) == len(layout) == len(dict(Everything(0).named_parameters())) + 7
     end = 0
@@ -105,7 +105,7 @@ def test_each_tensor_has_bytes_of_its_own() -> None:
     assert end <= nbytes
 
 
-def test_what_is_loaded_is_not_what_is_in_shared_memory(memory: Any, writer: WeightsWriter) -> None:
+def test_loaded_weights_do_not_share_the_memory(memory: Any, writer: WeightsWriter) -> None:
     writer.write(Everything(1), 0, None)
     worker = Everything(0)
     weights = reader(worker, memory)
@@ -126,9 +126,7 @@ def test_tied_parameters_stay_tied(memory: Any, writer: WeightsWriter) -> None:
     assert torch.equal(worker.head(torch.eye(3)), Everything(1).embedding.T)
 
 
-def test_a_state_dict_leaves_what_it_does_not_hold_as_it_was_published_before(
-    memory: Any, writer: WeightsWriter
-) -> None:
+def test_tensors_missing_in_a_state_dict_are_copied_from_an_earlier_place(memory: Any, writer: WeightsWriter) -> None:
     writer.write(Everything(1), 0, None)
     writer.write(Everything(2).state_dict(), 1, 0)
     worker = Everything(0)
@@ -144,7 +142,7 @@ def test_tensors_that_require_gradients_are_published_as_they_are(memory: Any, w
     assert source.embedding.grad_fn is None
 
 
-def test_a_worker_may_act_and_compute_gradients_with_what_it_loaded(memory: Any, writer: WeightsWriter) -> None:
+def test_a_worker_may_act_and_compute_gradients_with_loaded_weights(memory: Any, writer: WeightsWriter) -> None:
     writer.write(Everything(1), 0, None)
     worker = Everything(0)
     reader(worker, memory).load(0)
@@ -189,7 +187,7 @@ def recast(name: str, change: Callable[[Any], Any]) -> Callable[[Everything], An
     ],
     ids=["renamed", "nothing", "wrapped", "shape", "dtype", "dimension"],
 )
-def test_what_is_not_the_policy_of_the_pool_is_named_and_nothing_is_written(
+def test_weights_that_do_not_fit_the_policy_are_refused_and_not_written(
     memory: Any, writer: WeightsWriter, change: Callable[[Everything], Any], reason: str
 ) -> None:
     before = bytes(memory)
@@ -205,7 +203,7 @@ def test_a_tensor_that_is_not_dense_cannot_be_published() -> None:
         flat_layout(module)
 
 
-def test_the_module_of_a_policy_is_what_changes_between_versions() -> None:
+def test_the_module_of_a_policy_is_found() -> None:
     module = nn.Linear(1, 1)
     assert module_of(module) is module
     assert module_of(TorchPolicy(module, "forward", ("actions",))) is module
@@ -223,7 +221,7 @@ def test_large_and_small_tensors_are_copied_in_one_thread_or_several(
     writer = WeightsWriter(module, memory, 0, 1)
     with torch.no_grad():
         module[0].weight.copy_(torch.randn(200, 300))
-    # A view that is not contiguous.
+    # The first weight of this state dict is not contiguous.
     state = {**module.state_dict(), "0.weight": module[0].weight.detach().t().contiguous().t()}
     for source in (module, state):
         memory[:] = bytes(len(memory))

@@ -1,4 +1,4 @@
-"""Spaces as leaves, and spaces as plain data that travels and is a space again."""
+"""Check the leaves of spaces, and that spaces sent as plain data are rebuilt."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
 
 
 class TiltedBox(spaces.Box):
-    """A user's own kind of Box."""
+    """Subclass of Box that is defined by a user."""
 
 
 class Moods(Space[str]):
-    """A wholly custom space."""
+    """Custom space that is derived directly from ``Space``."""
 
     def __init__(self, *moods: str) -> None:
         self.moods = moods
@@ -46,7 +46,7 @@ class Moods(Space[str]):
         return x in self.moods
 
 
-def travelled(space: Space[Any]) -> Space[Any]:
+def rebuilt(space: Space[Any]) -> Space[Any]:
     return rebuild(unpack(*pack(describe(space))))
 
 
@@ -102,12 +102,12 @@ ANY_SPACE = st.recursive(
 
 @given(ANY_SPACE)
 @SETTINGS
-def test_a_space_that_travelled_is_the_same_space_with_the_same_leaves(space: Space[Any]) -> None:
-    copy = travelled(space)
+def test_a_rebuilt_space_is_equal_and_has_the_same_leaves(space: Space[Any]) -> None:
+    copy = rebuilt(space)
     assert copy == space
     assert repr(copy) == repr(space)
     assert leaves(copy) == leaves(space)
-    assert leaves(travelled(copy)) == leaves(space)
+    assert leaves(rebuilt(copy)) == leaves(space)
 
 
 @given(
@@ -115,7 +115,7 @@ def test_a_space_that_travelled_is_the_same_space_with_the_same_leaves(space: Sp
     st.integers(0, 99),
 )
 @SETTINGS
-def test_unflatten_nests_what_flatten_took_apart(space: Space[Any], seed: int) -> None:
+def test_unflatten_is_the_inverse_of_flatten(space: Space[Any], seed: int) -> None:
     space.seed(seed)
     value = space.sample()
     of = leaves(space)
@@ -139,7 +139,7 @@ def test_leaves_come_in_the_order_of_the_space_with_their_paths() -> None:
     )
     assert [leaf.name for leaf in leaves(space)] == ["['z']", "['a'][0]", "['a'][1]", "['empty']"]
     assert [leaf.integral for leaf in leaves(space)] == [False, True, False, False]
-    assert leaves(travelled(space)) == leaves(space)
+    assert leaves(rebuilt(space)) == leaves(space)
 
 
 @pytest.mark.parametrize(
@@ -157,37 +157,37 @@ def test_leaves_come_in_the_order_of_the_space_with_their_paths() -> None:
 )
 def test_a_space_without_a_fixed_size_is_one_list(space: Space[Any]) -> None:
     assert leaves(space) == (Leaf(()),)
-    assert leaves(travelled(space)) == (Leaf(()),)
+    assert leaves(rebuilt(space)) == (Leaf(()),)
 
 
 def test_a_subclass_is_treated_as_its_base() -> None:
     space = spaces.Dict(box=TiltedBox(-1, 1, (2,), np.float64))
     assert leaves(space) == (Leaf(("box",), (2,), "<f8"),)
-    assert type(travelled(space)["box"]) is spaces.Box
-    assert travelled(space) == spaces.Dict(box=spaces.Box(-1, 1, (2,), np.float64))
+    assert type(rebuilt(space)["box"]) is spaces.Box
+    assert rebuilt(space) == spaces.Dict(box=spaces.Box(-1, 1, (2,), np.float64))
 
 
-def test_a_custom_space_keeps_its_text_and_its_place() -> None:
+def test_a_custom_space_keeps_its_repr_and_its_position() -> None:
     space = spaces.Tuple([Moods("glad", "sad"), spaces.Discrete(2)])
-    copy = travelled(space)
+    copy = rebuilt(space)
     assert repr(copy) == "Tuple(Moods('glad', 'sad'), Discrete(2))"
     assert copy[0] == OpaqueSpace("Moods('glad', 'sad')") != OpaqueSpace("Moods('sad',)")
     assert "anything" in copy[0]
     assert leaves(copy) == leaves(space) == (Leaf((0,)), Leaf((1,), (), "<i8"))
 
 
-def test_a_space_that_occurs_twice_is_sampled_as_one_after_it_travelled() -> None:
+def test_a_space_that_occurs_twice_has_one_generator_after_it_is_rebuilt() -> None:
     once = spaces.Discrete(1000)
     space = spaces.Dict(a=spaces.Tuple([once, once]), b=spaces.Box(0, 1, (2,)))
     assert generators(space) == [None] * 5
     space.seed(5)
-    copy = travelled(space)
+    copy = rebuilt(space)
     set_generators(copy, unpack(*pack(generators(space))))
     np.testing.assert_equal(copy.sample(), space.sample())
 
 
 @pytest.mark.parametrize("wrong", [None, [], [None], [None, 0, None], [None, 1], [None, -1], [None, "x"], [True, None]])
-def test_generators_that_are_not_those_of_a_space_are_a_protocol_error(wrong: Any) -> None:
+def test_generators_that_do_not_fit_a_space_are_a_protocol_error(wrong: Any) -> None:
     with pytest.raises(ProtocolError, match="generator"):
         set_generators(spaces.Tuple([spaces.Discrete(2)]), wrong)
 
@@ -198,13 +198,13 @@ def test_keys_of_a_dict_space_must_be_strings() -> None:
 
 
 @pytest.mark.parametrize("tree", [{}, {"a": ()}, {"a": 3}])
-def test_flatten_raises_where_the_structure_differs(tree: Any) -> None:
+def test_flatten_raises_if_the_structure_differs(tree: Any) -> None:
     with pytest.raises((KeyError, IndexError, TypeError)):
         flatten([Leaf(("a", 0))], tree)
 
 
-def test_a_multi_binary_with_a_shape_of_one_dimension_travels() -> None:
-    assert travelled(spaces.MultiBinary((3,))) == spaces.MultiBinary((3,))
+def test_a_multi_binary_with_a_shape_of_one_dimension_is_rebuilt() -> None:
+    assert rebuilt(spaces.MultiBinary((3,))) == spaces.MultiBinary((3,))
 
 
 @pytest.mark.parametrize("value", [{0: "a", 1: "b"}, {7: "a"}], ids=str)
@@ -238,7 +238,7 @@ for _ in range(31):
     ],
     ids=lambda description: str(description)[:60],
 )
-def test_a_description_of_a_few_bytes_does_not_take_gigabytes(description: Any) -> None:
+def test_a_short_description_of_a_huge_space_is_refused(description: Any) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError, match=f"at most {MAX_SPACE_BYTES} bytes"):
@@ -259,8 +259,8 @@ def test_a_description_of_a_few_bytes_does_not_take_gigabytes(description: Any) 
     ],
     ids=["images of 4K", "2000 spaces", "sequences of sequences", "Chinese", "a large MultiDiscrete"],
 )
-def test_large_spaces_of_users_travel(space: Space[Any]) -> None:
-    assert travelled(space) == space
+def test_large_spaces_of_users_are_rebuilt(space: Space[Any]) -> None:
+    assert rebuilt(space) == space
 
 
 @pytest.mark.parametrize(

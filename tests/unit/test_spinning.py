@@ -1,4 +1,4 @@
-"""Spinning before a process sleeps: how long, and its overhead."""
+"""Check how long a process spins before it sleeps, and how much CPU time this takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parenv.process.spinning import Spinner, Spinning
 
 
 class Clock:
-    """A clock that goes on by a microsecond whenever somebody looks at it."""
+    """Clock that advances by a microsecond whenever it is read."""
 
     def __init__(self) -> None:
         self.now = 1.0
@@ -38,13 +38,13 @@ def spinner(number: memoryview, fraction: float = 0.1) -> tuple[Spinner, Any]:
     return Spinner(Spinning(100e-6, fraction), number, spun), spun
 
 
-def test_a_change_before_the_first_look_is_noticed(clock: Clock, number: memoryview) -> None:
+def test_a_change_before_the_first_check_is_noticed(clock: Clock, number: memoryview) -> None:
     spins, _ = spinner(number)
     number[0] = 3
     assert spins.heard(seen=0)
 
 
-def test_looking_ends_at_the_limit_and_is_counted(clock: Clock, number: memoryview) -> None:
+def test_spinning_ends_at_the_limit_and_its_time_is_counted(clock: Clock, number: memoryview) -> None:
     spins, spun = spinner(number)
     clock.now += 1.0
     began = clock.now
@@ -53,7 +53,7 @@ def test_looking_ends_at_the_limit_and_is_counted(clock: Clock, number: memoryvi
     assert 100_000 <= spun[0] < 110_000
 
 
-def test_after_a_long_wait_nobody_looks_until_one_was_short(clock: Clock, number: memoryview) -> None:
+def test_after_a_long_wait_a_process_does_not_spin_until_a_wait_was_short(clock: Clock, number: memoryview) -> None:
     spins, spun = spinner(number)
     clock.now += 1.0
     spins.heard(0)
@@ -69,7 +69,7 @@ def test_after_a_long_wait_nobody_looks_until_one_was_short(clock: Clock, number
 
 @pytest.mark.more
 @pytest.mark.parametrize(("fraction", "at_most"), [(0.1, 0.1), (0.5, 0.5)])
-def test_looking_in_vain_takes_no_more_than_its_fraction(
+def test_spinning_in_vain_takes_at_most_its_fraction_of_the_time(
     clock: Clock, number: memoryview, fraction: float, at_most: float
 ) -> None:
     spins, spun = spinner(number, fraction)
@@ -86,7 +86,7 @@ def test_looking_in_vain_takes_no_more_than_its_fraction(
     assert spun[0] < at_most * elapsed_ns + saved_ns
 
 
-def test_short_waits_are_always_looked_through(clock: Clock, number: memoryview) -> None:
+def test_a_process_always_spins_through_short_waits(clock: Clock, number: memoryview) -> None:
     spins, _ = spinner(number)
     for _ in range(1000):
         number[0] += 1

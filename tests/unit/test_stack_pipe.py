@@ -1,4 +1,4 @@
-"""Reading the stack of a process that gets its processor late, is interrupted while it writes, or is stopped."""
+"""Check how the stack of a process is read, also if the process is interrupted, stopped or killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ dive(80)
 """
 INTERRUPTED = f"""
 import os, signal, sys, time
-signal.pthread_sigmask(signal.SIG_BLOCK, [int(sys.argv[2])])  # As the kernel does while a handler runs.
+signal.pthread_sigmask(signal.SIG_BLOCK, [int(sys.argv[2])])  # The kernel blocks the signal too while its handler runs.
 print("ready", flush=True)
 os.write(int(sys.argv[1]), b"first line\\n")
 time.sleep({20 * LOOK_S})
@@ -47,7 +47,7 @@ def pipe() -> Iterator[StackPipe]:
 
 @contextlib.contextmanager
 def running(script: str, pipe: StackPipe) -> Iterator[int]:
-    """The pid of a process that can write to the pipe."""
+    """Run a process that can write to the pipe, and yield its pid."""
     arguments = [sys.executable, "-c", script, str(pipe.descriptor), str(int(STACK_SIGNAL))]
     with subprocess.Popen(arguments, pass_fds=[pipe.descriptor], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -68,13 +68,13 @@ def test_a_stack_is_read_to_its_end(pipe: StackPipe) -> None:
 
 
 @pytest.mark.more
-def test_who_is_kept_from_writing_on_is_waited_for(pipe: StackPipe) -> None:
+def test_a_process_that_is_interrupted_while_it_writes_is_waited_for(pipe: StackPipe) -> None:
     with running(INTERRUPTED, pipe) as pid:
         assert pipe.read(pid, FOR_EVER_S) == "first line\nlast line\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
-def test_who_can_write_nothing_is_not_waited_for(pipe: StackPipe, signum: int) -> None:
+def test_a_stopped_or_killed_process_is_not_waited_for(pipe: StackPipe, signum: int) -> None:
     with running(WITH_A_HANDLER, pipe) as pid:
         os.kill(pid, signum)
         while not is_stopped(pid):
@@ -95,11 +95,11 @@ time.sleep(1000)
         assert pipe.read(pid, FOR_EVER_S) == ""
 
 
-def test_who_says_nothing_is_not_waited_for_for_ever(pipe: StackPipe) -> None:
+def test_a_process_that_writes_nothing_is_waited_for_until_the_limit(pipe: StackPipe) -> None:
     assert pipe.read(os.getpid(), 0.0) == pipe.read(os.getpid(), 0.01) == ""
 
 
-def test_what_came_too_late_for_one_is_not_taken_for_that_of_another(pipe: StackPipe) -> None:
+def test_a_late_stack_is_not_mistaken_for_the_stack_of_another_process(pipe: StackPipe) -> None:
     os.write(pipe.descriptor, b"late\n")
     pipe.clear()
     os.write(pipe.descriptor, b"this\n")
@@ -111,7 +111,7 @@ def test_a_process_whose_stacks_are_not_read_continues(pipe: StackPipe) -> None:
 import faulthandler, signal, sys
 faulthandler.register(int(sys.argv[2]), file=int(sys.argv[1]))
 for _ in range({2 * PIPE_BYTES // 100}):
-    signal.raise_signal(int(sys.argv[2]))  # It writes more than 100 bytes.
+    signal.raise_signal(int(sys.argv[2]))  # The handler writes more than 100 bytes.
 print("ready", flush=True)
 """
     with running(script, pipe):

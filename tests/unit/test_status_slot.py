@@ -1,4 +1,4 @@
-"""Status slots of workers on hosts beside those of workers on this machine."""
+"""Check that the status of a worker on a host is stored without overwriting the flags of local workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parenv.memory.status_slot import STATUS_SLOT_BYTES, StatusSlot, header_byte
 
 
 class Written(list[int]):
-    """The flag of all workers, which notes what is written to it."""
+    """Flag of all workers that records each value that is written to it."""
 
     def __setitem__(self, i: Any, value: Any) -> None:
         self.append(value)

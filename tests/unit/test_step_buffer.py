@@ -1,4 +1,4 @@
-"""The step buffer: where everything lies, for whoever maps the same memory."""
+"""Check the layout of the step buffer, and that several views share its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spec(observed: Any = OBSERVED, acted: Any = ACTED, num_envs: int = 5) -> Ste
     return StepBufferSpec(num_envs, leaves(observed), leaves(acted), 64)
 
 
-def test_fields_lie_side_by_side_within_the_bytes_that_are_said() -> None:
+def test_fields_do_not_overlap_and_fit_into_the_declared_bytes() -> None:
     fields, total = spec().fields()
     spans = sorted((f.offset, f.offset + int(np.prod(f.shape)) * np.dtype(f.dtype).itemsize) for f in fields)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
@@ -30,7 +30,7 @@ def test_fields_lie_side_by_side_within_the_bytes_that_are_said() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 4096])
-def test_what_one_writes_another_reads_and_nothing_else_changes(offset: int) -> None:
+def test_writes_are_visible_in_another_view_and_change_nothing_else(offset: int) -> None:
     memory = np.zeros(offset + spec().fields()[1], np.uint8)
     one, other = StepBuffer(spec(), memory, offset), StepBuffer(spec(), memory, offset)
     arrays = [name for name, value in vars(one).items() if isinstance(value, np.ndarray)]
@@ -51,7 +51,7 @@ def test_values_without_a_fixed_size_have_no_array() -> None:
     ]
 
 
-def test_actions_may_lie_there_in_other_dtypes() -> None:
+def test_actions_may_be_stored_in_other_dtypes() -> None:
     memory = np.zeros(spec().fields()[1], np.uint8)
     one, other = StepBuffer(spec(), memory), StepBuffer(spec(), memory)
     assert (one.action_bytes, one.one_action) == ([ITEM_BYTES] * 2, False)
@@ -65,7 +65,7 @@ def test_actions_may_lie_there_in_other_dtypes() -> None:
     assert [row.view(np.int8)[0] for row in one.actions[1].reshape(5, 1)] == [2, 2, 2, 1, 7]
 
 
-def test_actions_may_have_no_numbers() -> None:
+def test_actions_may_be_empty() -> None:
     step_buffer = StepBuffer(spec(acted=spaces.Box(0, 1, (0, 2), np.float32)), np.zeros(1 << 16, np.uint8))
     assert step_buffer.actions[0].shape == (5, 0, 2)
 

@@ -1,4 +1,4 @@
-"""Rows of one worker that cross between two step buffers: as they were written there, and never anywhere else."""
+"""Check that rows of a worker are copied between two step buffers unchanged, and only to their own place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = settings(max_examples=60, derandomize=True)
 
 
 class Side:
-    """A step buffer, and the rows of one worker of it."""
+    """Step buffer, and the rows of one worker in it."""
 
     def __init__(self, worker: int, fill: int) -> None:
         spec = StepBufferSpec(sum(SHARES), leaves(OBSERVED), leaves(ACTED), INFO_BYTES)
@@ -66,7 +66,7 @@ class Side:
 
 
 @pytest.mark.parametrize("worker", range(len(SHARES)))
-def test_requests_of_a_worker_cross_and_nothing_else_does(worker: int) -> None:
+def test_only_the_requests_of_a_worker_are_copied(worker: int) -> None:
     driver, host = Side(worker, 1), Side(worker, 0)
     before = host.memory.copy()
     host.rows.write_requests(driver.rows.requests())
@@ -78,7 +78,7 @@ def test_requests_of_a_worker_cross_and_nothing_else_does(worker: int) -> None:
 
 @given(worker=st.integers(0, len(SHARES) - 1), data=st.data())
 @SETTINGS
-def test_rows_that_were_answered_cross_once_with_their_infos_and_no_others(worker: int, data: Any) -> None:
+def test_only_answered_rows_are_copied_once_with_their_infos(worker: int, data: Any) -> None:
     driver, host = Side(worker, 0), Side(worker, 0)
     number = kind_numbers(worker, len(SHARES))[3]
     host.rows.forget()
@@ -109,7 +109,7 @@ def test_rows_that_were_answered_cross_once_with_their_infos_and_no_others(worke
     assert host.rows.answers(1 << 20) == []
 
 
-def test_the_same_number_is_news_after_another_process_has_begun() -> None:
+def test_the_same_number_is_an_answer_again_after_the_process_was_replaced() -> None:
     host = Side(1, 0)
     host.rows.forget()
     host.step_buffer.finished[host.mine] = 4
@@ -126,9 +126,7 @@ ROWS = st.none() | st.integers() | st.lists(st.integers(-2, 4) | st.booleans() |
 
 @given(rows=ROWS, cut=st.integers(-20, 20), flip=st.integers(0, 1 << 30), bit=st.integers(0, 7))
 @SETTINGS
-def test_whatever_comes_is_written_into_the_workers_own_rows_or_refused(
-    rows: Any, cut: int, flip: int, bit: int
-) -> None:
+def test_any_data_is_written_to_the_rows_of_its_worker_or_refused(rows: Any, cut: int, flip: int, bit: int) -> None:
     driver, host = Side(1, 0), Side(1, 0)
     driver.step_buffer.requested[:] = 9
     host.rows.forget()
@@ -151,7 +149,7 @@ def test_whatever_comes_is_written_into_the_workers_own_rows_or_refused(
 
 
 @pytest.mark.parametrize("name", ["terminated", "truncated", "observations"])
-def test_truth_values_are_0_or_1(name: str) -> None:
+def test_boolean_values_must_be_0_or_1(name: str) -> None:
     driver, host = Side(1, 0), Side(1, 0)
     driver.step_buffer.requested[:] = host.step_buffer.finished[:] = 9
     flags = getattr(host.step_buffer, name)

@@ -1,4 +1,4 @@
-"""Stepping single sub-environments into the rows of a rollout."""
+"""Check that single sub-environments are stepped into the rows of a rollout."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BUFFER = np.zeros((1, 2), np.float32)
     ],
     ids=["stacked sequence", "sequence", "graph", "one of"],
 )
-def test_so_may_an_environment_whose_observations_have_no_fixed_size(space: Any, shown: Any, number: Any) -> None:
+def test_an_environment_may_reuse_buffers_without_a_fixed_size(space: Any, shown: Any, number: Any) -> None:
     class Mutating(Scripted):
         def _show(self) -> Any:
             BUFFER[:] += 1
@@ -83,7 +83,7 @@ def test_so_may_an_environment_whose_observations_have_no_fixed_size(space: Any,
         (spaces.Tuple([UNIT, UNIT]), 3, "does not have the structure of its space: TypeError"),
     ],
 )
-def test_an_observation_that_does_not_fit_is_refused_with_its_place(
+def test_an_observation_that_does_not_fit_is_refused_with_its_path(
     space: Any, wrong: Any, message: str, shown_at: str
 ) -> None:
     right = space.sample()
@@ -114,7 +114,7 @@ def test_an_observation_that_does_not_fit_is_refused_with_its_place(
     ],
     ids=repr,
 )
-def test_what_fits_in_another_guise_is_accepted(space: Any, shown: Any, kept: Any) -> None:
+def test_observations_of_other_types_that_fit_are_accepted(space: Any, shown: Any, kept: Any) -> None:
     writer = stepped(Scripted(space, [shown] * 9, length=2), 3)
     for value in (writer.observations[0][0][0], writer.observations[1][0][0], writer.finals[0][0]):
         assert np.asarray(value).tolist() == kept
@@ -124,12 +124,12 @@ def test_what_fits_in_another_guise_is_accepted(space: Any, shown: Any, kept: An
     ("space", "wrong"),
     [(spaces.Dict(a=UNIT), {"a": [1.0, [2.0]]}), (UNIT, [1.0, [2.0]]), (UNIT, "ab"), (UNIT, {"a": X})],
 )
-def test_what_is_no_array_at_all_is_refused_as_an_observation(space: Any, wrong: Any) -> None:
+def test_observations_that_are_not_arrays_are_refused(space: Any, wrong: Any) -> None:
     with pytest.raises(ObservationError):
         stepped(Scripted(space, [wrong]), 1)
 
 
-def test_rewards_and_ends_lie_where_they_belong() -> None:
+def test_rewards_and_ends_are_stored_by_step_and_column() -> None:
     envs = [Scripted(spaces.Discrete(999), range(100 * i, 100 * i + 50), length=2 + i) for i in range(2)]
     run = Run(EnvStepper(envs, 0, quiet()), 4)
     rollout, ends = run.rollout(), run.writer.ends
@@ -168,7 +168,7 @@ def test_all_environments_must_have_the_same_spaces() -> None:
         EnvStepper(envs, 7, quiet())
 
 
-def test_single_environments_can_be_asked_one_by_one() -> None:
+def test_functions_can_be_called_on_chosen_sub_environments() -> None:
     stepper = EnvStepper([LedgerEnv(0), LedgerEnv(1), LedgerEnv(2)], 0, quiet())
     assert stepper.each("call", lambda env: int(env._buffer[0]), [2, 0]) == [2, 0]
 

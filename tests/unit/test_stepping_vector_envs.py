@@ -1,4 +1,4 @@
-"""Stepping a VectorEnv of the user's into the rows of a rollout."""
+"""Check that vector envs of the user are stepped into the rows of a rollout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODES = list(AutoresetMode)
 
 
 class ByColumns(OwnVectorEnv):
-    """Its observations lie column by column, as those of Gymnasium's native CartPole."""
+    """Vector env with column-major observations, as in the native CartPole of Gymnasium."""
 
     def step(self, actions: Any) -> Any:
         observations, *rest = super().step(actions)
@@ -41,14 +41,14 @@ def ledgers(count: int, mode: AutoresetMode, kind: type[SyncVectorEnv] = OwnVect
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("copy", [True, False], ids=["copy", "no copy"])
-def test_every_transition_is_real_and_every_final_observation_true(mode: AutoresetMode, copy: bool) -> None:
+def test_transitions_and_final_observations_are_correct(mode: AutoresetMode, copy: bool) -> None:
     stepper = make_stepper([ledgers(3, mode, copy=copy)], 0, quiet())
     assert isinstance(stepper, VectorStepper)
     assert audit(stepper, 6) > 15
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_transitions_are_real_where_observations_lie_column_by_column(mode: AutoresetMode) -> None:
+def test_transitions_of_column_major_observations_are_correct(mode: AutoresetMode) -> None:
     assert audit(make_stepper([ledgers(8, mode, ByColumns)], 0, quiet()), 6) > 40
 
 
@@ -62,7 +62,7 @@ def test_transitions_are_real_where_observations_lie_column_by_column(mode: Auto
     ],
     ids=["nested", "text", "text and box"],
 )
-def test_final_observations_of_any_space_are_true(space: Any, mode: AutoresetMode) -> None:
+def test_final_observations_of_any_space_are_correct(space: Any, mode: AutoresetMode) -> None:
     space.seed(0)
     shown, of = [space.sample() for _ in range(9)], leaves(space)
     vector_env = OwnVectorEnv([lambda: Scripted(space, shown, length=2)], autoreset_mode=mode)
@@ -73,21 +73,21 @@ def test_final_observations_of_any_space_are_true(space: Any, mode: AutoresetMod
             np.testing.assert_equal([part[i] for part in flatten(of, got)], flatten(of, shown[wanted]))
 
 
-def test_one_that_does_not_say_when_it_resets_is_refused() -> None:
+def test_a_vector_env_that_declares_no_autoreset_mode_is_refused() -> None:
     vector_env = ledgers(2, AutoresetMode.SAME_STEP)
     vector_env.metadata = {}
     with pytest.raises(ConfigurationError, match=r"must declare metadata\[.*got None.*check_vector_env"):
         make_stepper([vector_env], 0, quiet())
 
 
-def test_one_may_say_when_it_resets_by_the_name_of_the_mode() -> None:
+def test_the_autoreset_mode_may_be_declared_by_its_name() -> None:
     vector_env = ledgers(2, AutoresetMode.NEXT_STEP)
     vector_env.metadata = {"autoreset_mode": "NextStep"}
     assert audit(make_stepper([vector_env], 0, quiet()), 4) > 4
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_bare_sync_vector_env_is_stepped_by_its_parts(mode: AutoresetMode) -> None:
+def test_the_environments_of_a_plain_sync_vector_env_are_stepped_directly(mode: AutoresetMode) -> None:
     vector_env = ledgers(2, mode, SyncVectorEnv)
     stepper = make_stepper([vector_env], 0, quiet())
     assert isinstance(stepper, EnvStepper)
@@ -95,7 +95,7 @@ def test_a_bare_sync_vector_env_is_stepped_by_its_parts(mode: AutoresetMode) -> 
     assert audit(stepper, 3) > 4
 
 
-def test_steps_that_only_reset_are_told_from_transitions() -> None:
+def test_steps_that_only_reset_are_not_transitions() -> None:
     vector_env = OwnVectorEnv([lambda: Scripted(spaces.Discrete(99), range(99), length=2)] * 1)
     run = Run(make_stepper([vector_env], 0, quiet()), 4)
     first, second = run.rollout().copy(), run.rollout()
@@ -129,7 +129,7 @@ def test_an_end_in_the_last_row_makes_the_first_row_of_the_next_rollout_a_reset(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_where_every_step_is_valid_no_array_says_so(mode: AutoresetMode) -> None:
+def test_the_mask_takes_no_memory_if_every_step_is_valid(mode: AutoresetMode) -> None:
     rollout = Run(make_stepper([ledgers(3, mode, SyncVectorEnv)], 0, quiet()), 8).rollout()
     assert rollout.valid.all()
     assert rollout.valid.shape == rollout.rewards.shape
@@ -139,14 +139,14 @@ def test_where_every_step_is_valid_no_array_says_so(mode: AutoresetMode) -> None
 
 
 class Forgetful(OwnVectorEnv):
-    """Resets in the same step and does not say with what the episode ended, as many JAX environments do."""
+    """Vector env that resets in the same step and does not return final observations, like many JAX environments."""
 
     def step(self, actions: Any) -> Any:
         *stepped, infos = super().step(actions)
         return *stepped, {name: value for name, value in infos.items() if "final" not in name}
 
 
-def test_a_final_observation_that_is_not_given_is_marked_and_never_made_up() -> None:
+def test_a_missing_final_observation_is_marked_as_unknown() -> None:
     warned: list[str] = []
     shown = [np.full(2, i, np.float32) for i in range(9)]
     space = spaces.Dict(a=spaces.Box(0, 9, (2,)), b=spaces.Discrete(9))
@@ -171,7 +171,7 @@ def test_a_final_observation_that_is_not_given_is_marked_and_never_made_up() -> 
 
 
 class Batched(OwnVectorEnv):
-    """Gives final observations as a batch, under the name they had before."""
+    """Vector env that returns final observations as a batch and under their former name."""
 
     def step(self, actions: Any) -> Any:
         *stepped, infos = super().step(actions)
@@ -188,7 +188,7 @@ def test_final_observations_may_come_as_a_batch() -> None:
 
 
 class Relabelled(OwnVectorEnv):
-    """Behaves by one mode and says another."""
+    """Vector env that declares one autoreset mode and follows another."""
 
     def __init__(self, says: AutoresetMode, does: AutoresetMode, count: int = 2) -> None:
         makers = [lambda env_id=env_id: Copied(LedgerEnv(env_id)) for env_id in range(count)]
@@ -196,7 +196,7 @@ class Relabelled(OwnVectorEnv):
         self.metadata = {"autoreset_mode": says}
 
 
-def test_one_that_resets_in_the_same_step_and_says_another_is_found_at_the_first_end() -> None:
+def test_an_undeclared_reset_in_the_same_step_is_detected_at_the_first_end() -> None:
     stepper = make_stepper([Relabelled(AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)], 0, quiet())
     with pytest.raises(ConfigurationError, match=r"declares the autoreset mode NEXT_STEP.*as in SAME_STEP"):
         audit(stepper, 2)
@@ -207,7 +207,7 @@ class ResetsAll(OwnVectorEnv):
         return super().reset(seed=seed)
 
 
-def test_one_whose_reset_does_not_heed_the_mask_is_found_at_the_first_end() -> None:
+def test_a_reset_that_ignores_the_mask_is_detected_at_the_first_end() -> None:
     makers = [lambda env_id=env_id: Copied(LedgerEnv(env_id)) for env_id in range(3)]
     stepper = make_stepper([ResetsAll(makers, autoreset_mode=AutoresetMode.DISABLED)], 0, quiet())
     with pytest.raises(ConfigurationError, match=r"DISABLED.*also changed sub-environment"):
@@ -215,7 +215,7 @@ def test_one_whose_reset_does_not_heed_the_mask_is_found_at_the_first_end() -> N
 
 
 class Ending(gym.vector.VectorEnv[Any, Any, Any]):
-    """Every step ends every episode, also one that must only reset."""
+    """Vector env in which every step ends every episode, even a step that must only reset."""
 
     def __init__(self) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -228,14 +228,14 @@ class Ending(gym.vector.VectorEnv[Any, Any, Any]):
         return np.zeros((2, 2), np.float32), np.ones(2), np.ones(2, bool), np.zeros(2, bool), {}
 
 
-def test_a_reset_that_ends_an_episode_is_found() -> None:
+def test_a_reset_that_ends_an_episode_is_detected() -> None:
     stepper = make_stepper([Ending()], 4, quiet())
     with pytest.raises(ConfigurationError, match=r"must only reset, but this step of env_id 4 ended an episode again"):
         Run(stepper, 2).rollout()
 
 
 class Odd(Ending):
-    """Returns what it is told to, and ends nothing."""
+    """Vector env that returns the given observations and rewards and ends no episode."""
 
     def __init__(self, *returned: Any) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def test_arrays_that_move_to_another_device_are_named() -> None:
 
 
 class OnlyDlpack:
-    """An array of a library that numpy knows nothing of."""
+    """Array that supports only DLPack, which numpy does not convert by itself."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -286,7 +286,7 @@ class OnlyDlpack:
 
 
 class Foreign(Batched):
-    """Its arrays are of another library."""
+    """Vector env with arrays of another library. It records the actions that it gets."""
 
     def __init__(self, convert: Any) -> None:
         makers = [lambda env_id=env_id: Copied(LedgerEnv(env_id)) for env_id in range(3)]
@@ -304,7 +304,7 @@ class Foreign(Batched):
         return *map(self.convert, arrays), arrays_in_infos
 
 
-def test_tensors_are_read_in_place_and_answered_by_tensors() -> None:
+def test_tensors_are_read_in_place_and_actions_are_tensors() -> None:
     env = Foreign(torch.from_numpy)
     assert audit(make_stepper([env], 0, quiet()), 6) > 15
     assert {type(actions) for actions in env.acted} == {torch.Tensor}
@@ -314,7 +314,7 @@ def test_arrays_that_support_dlpack_are_read_in_place() -> None:
     assert audit(make_stepper([Foreign(OnlyDlpack)], 0, quiet()), 6) > 15
 
 
-def test_its_parts_cannot_be_asked_one_by_one() -> None:
+def test_functions_cannot_be_called_on_single_sub_environments() -> None:
     stepper = make_stepper([ledgers(2, AutoresetMode.SAME_STEP)], 0, quiet())
     with pytest.raises(ConfigurationError, match=r"call needs single sub-environments.* makes a OwnVectorEnv"):
         stepper.each("call", id, [0])
@@ -343,7 +343,7 @@ def test_observations_that_do_not_fit_the_space_are_refused() -> None:
 
 
 class Native(gym.vector.VectorEnv[Any, Any, Any]):
-    """Takes what ``VectorEnv.reset`` documents, an integer that fits into C's ``int``, and nothing else."""
+    """Vector env that records its seeds, each of which must be one C ``int``, as ``VectorEnv.reset`` documents."""
 
     def __init__(self) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}

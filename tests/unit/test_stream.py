@@ -1,4 +1,4 @@
-"""The messages of a connection: whatever is left out on the way, what is delivered is a beginning of what was sent."""
+"""Check that the messages that a connection delivers are a prefix of the sent ones, whatever is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sealed(messages: list[list[bytes]]) -> list[bytes]:
 
 
 def delivered(frames: list[bytes]) -> list[list[Buffer]]:
-    """As far as they are accepted."""
+    """Return the messages of the frames up to the first frame that is refused."""
     stream, messages = Stream(), []
     for frame in frames:
         try:
@@ -38,12 +38,12 @@ def delivered(frames: list[bytes]) -> list[list[Buffer]]:
 
 
 @given(MESSAGES)
-def test_what_is_sealed_is_what_is_opened(messages: list[list[bytes]]) -> None:
+def test_sealed_messages_are_opened_unchanged(messages: list[list[bytes]]) -> None:
     assert delivered(sealed(messages)) == messages
 
 
 @given(MESSAGES, st.data())
-def test_nothing_is_delivered_behind_what_is_missing(messages: list[list[bytes]], data: st.DataObject) -> None:
+def test_nothing_is_delivered_after_a_missing_frame(messages: list[list[bytes]], data: st.DataObject) -> None:
     frames = sealed(messages)
     passed = data.draw(st.lists(st.sampled_from(frames), max_size=8)) if frames else []
     whole = next((place for place, frame in enumerate(passed) if frames[place : place + 1] != [frame]), len(passed))
@@ -51,8 +51,8 @@ def test_nothing_is_delivered_behind_what_is_missing(messages: list[list[bytes]]
 
 
 @given(st.lists(st.binary(max_size=20), max_size=4), st.integers(0, 100), st.integers(0, 255))
-def test_what_is_malformed_is_refused_and_nothing_else_happens(parts: list[bytes], place: int, byte: int) -> None:
-    """Those who have a key may send anything."""
+def test_malformed_frames_raise_nothing_but_protocol_errors(parts: list[bytes], place: int, byte: int) -> None:
+    """A host with a key may send any bytes."""
     frame = bytearray(Stream().seal(parts))
     frame[place % len(frame)] = byte
     for altered in (frame, frame[:place], frame + b"x" * (place + 1)):
@@ -62,14 +62,14 @@ def test_what_is_malformed_is_refused_and_nothing_else_happens(parts: list[bytes
 
 @pytest.mark.parametrize("num_parts", [1, 1 << 20, (1 << 32) - 1])
 @pytest.mark.parametrize("size", [1, 1 << 30, (1 << 64) - 1])
-def test_sizes_that_are_not_there_are_refused(num_parts: int, size: int) -> None:
+def test_sizes_beyond_the_frame_are_refused(num_parts: int, size: int) -> None:
     head = (0).to_bytes(8, "little") + (0).to_bytes(4, "little") + num_parts.to_bytes(4, "little")
     with pytest.raises(ProtocolError):
         Stream().open(head + size.to_bytes(8, "little"))
 
 
 @pytest.mark.parametrize("sizes", [(1, BIG_BYTES), (3, BIG_BYTES + 1, 7, BIG_BYTES + 5)])
-def test_big_parts_lie_in_the_frame_at_even_places(sizes: tuple[int, ...]) -> None:
+def test_big_parts_are_aligned_views_of_the_frame(sizes: tuple[int, ...]) -> None:
     frame = Stream().seal([bytes([number]) * size for number, size in enumerate(sizes)])
     _, parts = Stream().open(frame)
     assert [len(part) for part in parts] == list(sizes)
@@ -81,13 +81,13 @@ def test_big_parts_lie_in_the_frame_at_even_places(sizes: tuple[int, ...]) -> No
             assert frame.index(bytes([number]) * 16) % ALIGNMENT == 0
 
 
-def test_parts_of_any_shape_are_taken() -> None:
+def test_parts_of_any_shape_are_accepted() -> None:
     part = memoryview(bytearray(range(64))).cast("B", (8, 8))
     _, parts = Stream().open(Stream().seal([part, memoryview(bytes(24)).cast("d"), bytearray(b"x")]))
     assert parts == [bytes(range(64)), bytes(24), b"x"]
 
 
-def test_streams_of_the_gone_are_forgotten_and_the_others_kept() -> None:
+def test_streams_of_closed_connections_are_deleted_and_others_kept() -> None:
     gone: set[bytes] = set()
     streams = Streams(2, lambda peer: peer not in gone)
     stays = streams.begin(b"stays")
@@ -99,7 +99,7 @@ def test_streams_of_the_gone_are_forgotten_and_the_others_kept() -> None:
     assert sum(streams.of(b"%d" % number) is not None for number in range(20)) <= 3
 
 
-def test_who_is_banned_is_heard_no_more() -> None:
+def test_a_banned_peer_has_no_stream() -> None:
     streams = Streams(2, lambda peer: True)
     assert streams.of(b"a") is None
     assert streams.begin(b"a") is not None

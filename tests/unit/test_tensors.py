@@ -1,4 +1,4 @@
-"""Tensors in plain data."""
+"""Check that tensors are stored in plain data and restored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TENSORS = [
 
 
 @pytest.mark.parametrize("tensor", TENSORS, ids=lambda tensor: f"{tensor.dtype} {list(tensor.shape)}")
-def test_a_tensor_of_any_dtype_and_shape_comes_back(tensor: torch.Tensor, tmp_path: Path) -> None:
+def test_a_tensor_of_any_dtype_and_shape_is_restored(tensor: torch.Tensor, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "checkpoint", {"in": [1, (tensor, "text")], 2: tensor})
     found = load_checkpoint(tmp_path / "checkpoint")
     assert found["in"][0] == 1
@@ -37,7 +37,7 @@ def test_a_tensor_of_any_dtype_and_shape_comes_back(tensor: torch.Tensor, tmp_pa
         one += 1 if one.dtype != torch.bool else one
 
 
-def test_what_is_no_tensor_is_the_callers_to_judge() -> None:
+def test_values_that_are_not_data_are_passed_to_a_function_of_the_caller() -> None:
     def refused(value: Any, where: str) -> Any:
         raise TypeError(where)
 
@@ -51,7 +51,7 @@ def test_tensors_of_former_checkpoints_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["<f8", "Tensor", "load", "hub", "__name__"])
-def test_the_dtype_of_a_tensor_is_looked_up_among_dtypes_and_nowhere_else(name: str, tmp_path: Path) -> None:
+def test_the_dtype_of_a_tensor_must_be_the_name_of_a_torch_dtype(name: str, tmp_path: Path) -> None:
     state = {"torch.Tensor": [name, [2], np.zeros(16, np.uint8)]}
     with pytest.raises(ProtocolError, match=f"^the dtype of a tensor must be one of torch, got '{name}'$"):
         with_tensors(state)

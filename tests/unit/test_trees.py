@@ -1,4 +1,4 @@
-"""Conversions and copies of leaves: arrays, tensors, lists and arrays of other libraries."""
+"""Check conversions and copies of leaves: arrays, tensors, lists and arrays of other libraries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUMBERS = np.arange(3, dtype=np.float32)
 
 
 class Foreign:
-    """Has DLPack and nothing else, as arrays of other libraries."""
+    """Array of another library that supports only DLPack."""
 
     def __init__(self, values: Any) -> None:
         self._values = values
@@ -88,7 +88,7 @@ def test_a_copy_shares_no_memory_and_keeps_its_kind() -> None:
     assert type(copy_of(np.float32(2))) is np.ndarray
 
 
-def test_a_copy_of_lists_shares_what_is_in_them_unless_it_is_deep() -> None:
+def test_a_copy_of_lists_shares_their_items_unless_it_is_deep() -> None:
     rows = [[{"a": 1}], [{"a": 2}]]
     copied = copy_of(rows)
     assert copied == rows
@@ -97,20 +97,20 @@ def test_a_copy_of_lists_shares_what_is_in_them_unless_it_is_deep() -> None:
     assert deep_copy(rows)[0][0] is not rows[0][0]
 
 
-def test_a_copy_with_other_rows_leaves_the_original_as_it_is() -> None:
+def test_a_copy_with_other_rows_does_not_change_the_original() -> None:
     for value in (NUMBERS, torch.from_numpy(NUMBERS)):
         assert copy_with(value, [0, 1], value[1:]).tolist() == [1, 2, 2]
         assert value.tolist() == [0, 1, 2]
 
 
-def test_a_copy_is_made_as_what_it_is_to_replace() -> None:
+def test_a_copy_has_the_type_of_the_value_that_it_replaces() -> None:
     made = copy_as(torch.zeros(1, dtype=torch.float64), NUMBERS)
     assert made.dtype == torch.float64
     assert made.tolist() == [0, 1, 2]
     assert not np.shares_memory(copy_as(NUMBERS, NUMBERS), NUMBERS)
 
 
-def test_parts_are_joined_as_what_they_are() -> None:
+def test_joined_parts_keep_their_type() -> None:
     assert concatenated(NUMBERS, NUMBERS).tolist() == [0, 1, 2, 0, 1, 2]
     assert concatenated(torch.ones(1), torch.zeros(1)).tolist() == [1, 0]
     assert concatenated(["a"], ["b"]) == ["a", "b"]

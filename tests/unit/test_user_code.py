@@ -1,4 +1,4 @@
-"""Functions that are pickled for workers bring along their file's name and their own lines."""
+"""Check that functions that are pickled for workers carry their file's name and their source lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def function(name: str, path: Path) -> Callable[[], Any]:
     return names[name]  # type: ignore[no-any-return]
 
 
-def test_a_function_brings_its_own_lines_to_where_its_file_is_not(tmp_path: Path) -> None:
+def test_a_function_carries_its_source_lines_if_its_file_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SOURCE)
     data = [dumps(function(name, path)) for name in ("second", "first")]
@@ -47,7 +47,7 @@ def test_a_function_brings_its_own_lines_to_where_its_file_is_not(tmp_path: Path
         linecache.cache.pop(str(path), None)
 
 
-def test_lines_that_are_there_already_stay_as_they_are(tmp_path: Path) -> None:
+def test_source_lines_that_are_available_are_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SOURCE)
     cloudpickle.loads(dumps(function("first", path)))
@@ -57,5 +57,5 @@ def test_lines_that_are_there_already_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("filename", ["<string>", "", "no/such/file.py"])
-def test_a_function_without_a_file_travels_too(filename: str) -> None:
+def test_a_function_without_a_file_can_be_pickled(filename: str) -> None:
     assert cloudpickle.loads(dumps(function("second", Path(filename))))() == 2

@@ -1,4 +1,4 @@
-"""What check_vector_env says of environments that keep to the rules, and of broken ones made for it."""
+"""Check the reports of ``check_vector_env`` on correct vector envs and on deliberately broken ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parenv.testing import check_vector_env
 
 
 class Walk(gym.Env[Any, Any]):
-    """Steps away from the place where it began, in a buffer of its own or in new arrays."""
+    """Environment that moves away from its start, and returns its own buffer or a copy of it."""
 
     def __init__(self, reuses_its_buffer: bool = False) -> None:
         self.observation_space, self.action_space = spaces.Box(-99, 99, (2,)), spaces.Discrete(3)
@@ -42,7 +42,7 @@ class Walk(gym.Env[Any, Any]):
 
 
 class Broken(SyncVectorEnv):
-    """Says another mode than it has, and returns what is made of what it should."""
+    """Vector env that may declare a wrong autoreset mode, and whose step results are changed by a function."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ NEXT, SAME, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, Autores
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_one_that_keeps_to_the_rules_has_no_problems(mode: AutoresetMode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correct_vector_env_has_no_problems(mode: AutoresetMode, capsys: pytest.CaptureFixture[str]) -> None:
     report = check_vector_env(lambda: Broken(mode, mode))
     assert report.problems == []
     assert (report.declared, report.found) == (mode, mode)
@@ -88,9 +88,15 @@ def test_one_that_keeps_to_the_rules_has_no_problems(mode: AutoresetMode, capsys
 
 
 BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
-    "says next, does same": (lambda: Broken(NEXT, SAME), "declares NEXT_STEP, but its results .* follow SAME_STEP"),
-    "says same, does next": (lambda: Broken(SAME, NEXT), "declares SAME_STEP, but its results .* follow NEXT_STEP"),
-    "says nothing": (lambda: Broken(None), "must declare its autoreset mode"),
+    "declares next, does same": (
+        lambda: Broken(NEXT, SAME),
+        "declares NEXT_STEP, but its results .* follow SAME_STEP",
+    ),
+    "declares same, does next": (
+        lambda: Broken(SAME, NEXT),
+        "declares SAME_STEP, but its results .* follow NEXT_STEP",
+    ),
+    "declares nothing": (lambda: Broken(None), "must declare its autoreset mode"),
     "ignores the mask": (lambda: ResetsAll(DISABLED, DISABLED), "changes sub-environments that the mask leaves out"),
     "finals of the next": (
         lambda: Broken(SAME, SAME, reuses=True),
@@ -108,7 +114,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Broken(NEXT, change=lambda o, *rest: (o.astype(np.float64), *rest)),
         "observations must have shape .* and dtype float32 like their space, got .* and float64",
     ),
-    "four things": (
+    "four values": (
         lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, i)),
         "step must return .*, got 4 values",
     ),
@@ -117,12 +123,12 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
         "infos must be a dict of arrays, got a list",
     ),
     "a run that cannot be repeated": (lambda: Wild(NEXT), "two runs with the same seed .* are different"),
-    "no vector env": (Walk, "must be a gymnasium.vector.VectorEnv, got .*Walk"),
+    "not a vector env": (Walk, "must be a gymnasium.vector.VectorEnv, got .*Walk"),
 }
 
 
 @pytest.mark.parametrize(("make", "problem"), BROKEN.values(), ids=BROKEN)
-def test_what_is_broken_is_named(make: Any, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_defect_is_reported_as_a_problem(make: Any, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = check_vector_env(make)
     assert any(re.search(problem, one) for one in report.problems), report.problems
     assert "problem: " in capsys.readouterr().out
@@ -133,7 +139,7 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Broken(SAME, SAME, change=lambda o, r, t, u, i: (o, r, t, u, {})),
         "infos do not contain the final observation",
     ),
-    "a batch of final observations of which it says that it is not": (
+    "a batch of final observations that its mask excludes": (
         lambda: Broken(
             SAME, SAME, change=lambda o, r, t, u, i: (o, r, t, u, {"final_obs": o, "_final_obs": np.zeros(3, bool)})
         ),
@@ -145,7 +151,7 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Broken(NEXT, change=lambda o, r, *rest: (o, r + 1, *rest)),
         "a step that only resets has a reward other than 0",
     ),
-    "an info for all": (
+    "an info without a row for each": (
         lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, u, {"clock": np.zeros(2)})),
         "the info 'clock' is left out, because it does not have a row for each",
     ),
@@ -154,7 +160,7 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "note"), NOTED.values(), ids=NOTED)
-def test_what_is_good_to_know_is_noted_and_no_problem(make: Any, note: str) -> None:
+def test_a_peculiarity_is_reported_as_a_note(make: Any, note: str) -> None:
     report = check_vector_env(make)
     assert report.problems == []
     assert any(re.search(note, one) for one in report.notes), report.notes

@@ -1,4 +1,4 @@
-"""Who counts as hung, over looks at any time: decided without a process or a clock."""
+"""Check which processes the watchdog reports as hung when it checks them at any times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ gaps = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60)
 
 
 @given(limits, gaps)
-def test_one_whose_sign_changes_never_hangs_however_seldom_it_is_looked_at(limit_s: float, gaps: list[float]) -> None:
+def test_a_process_whose_status_changes_is_never_hung(limit_s: float, gaps: list[float]) -> None:
     watchdog, now_s = Watchdog(1, limit_s), 0.0
     for number, gap_s in enumerate(gaps):
         now_s += gap_s
@@ -27,7 +27,7 @@ def test_one_whose_sign_changes_never_hangs_however_seldom_it_is_looked_at(limit
 
 
 @given(limits, gaps)
-def test_one_of_which_nothing_is_asked_never_hangs(limit_s: float, gaps: list[float]) -> None:
+def test_an_idle_process_is_never_hung(limit_s: float, gaps: list[float]) -> None:
     watchdog, now_s = Watchdog(1, limit_s), 0.0
     for gap_s in gaps:
         now_s += gap_s
@@ -35,10 +35,10 @@ def test_one_of_which_nothing_is_asked_never_hangs(limit_s: float, gaps: list[fl
 
 
 @given(limits, st.floats(1.0, 50.0), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=20), st.integers(0, 5))
-def test_one_that_stands_still_is_found_within_its_limit_and_two_looks(
+def test_a_hung_process_is_found_within_its_limit_and_two_intervals(
     shortest_s: float, factor: float, rhythm: list[float], looks_before: int
 ) -> None:
-    """Whoever looks may be late by up to an interval, and what it does may have a longer limit than the shortest."""
+    """A check may be late by up to an interval, and the limit of an operation may be longer than the shortest limit."""
     limit_s, watchdog, now_s = shortest_s * factor, Watchdog(1, shortest_s), 0.0
     for number in range(looks_before):
         now_s += watchdog.interval_s
@@ -52,7 +52,7 @@ def test_one_that_stands_still_is_found_within_its_limit_and_two_looks(
 
 
 @given(limits, gaps)
-def test_time_in_which_nobody_looked_counts_as_two_intervals_at_most(limit_s: float, gaps: list[float]) -> None:
+def test_time_without_checks_counts_as_two_intervals_at_most(limit_s: float, gaps: list[float]) -> None:
     watchdog, now_s, most_s = Watchdog(1, limit_s), 0.0, 0.0
     watchdog.look(0, now_s, "step", limit_s)
     for gap_s in gaps:
@@ -62,7 +62,7 @@ def test_time_in_which_nobody_looked_counts_as_two_intervals_at_most(limit_s: fl
 
 
 @given(limits, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=80))
-def test_what_one_shows_says_nothing_about_another(limit_s: float, looks: list[tuple[int, int]]) -> None:
+def test_processes_are_watched_independently(limit_s: float, looks: list[tuple[int, int]]) -> None:
     together, alone = Watchdog(3, limit_s), [Watchdog(1, limit_s) for _ in range(3)]
     for number, (worker, sign) in enumerate(looks):
         now_s = number * together.interval_s
@@ -70,7 +70,7 @@ def test_what_one_shows_says_nothing_about_another(limit_s: float, looks: list[t
 
 
 @given(st.floats(1.01 * LOOKS_PER_LIMIT * MIN_INTERVAL_S, 1000.0))
-def test_a_pause_of_what_is_asked_begins_its_limit_anew(limit_s: float) -> None:
+def test_an_idle_pause_restarts_the_limit(limit_s: float) -> None:
     watchdog, now_s = Watchdog(1, limit_s), 0.0
     for asked in (LOOKS_PER_LIMIT - 1, 1, LOOKS_PER_LIMIT - 1):
         for _ in range(asked):
@@ -78,14 +78,14 @@ def test_a_pause_of_what_is_asked_begins_its_limit_anew(limit_s: float) -> None:
             assert not watchdog.look(0, now_s, "waiting", math.inf if asked == 1 else limit_s)
 
 
-def test_nobody_is_looked_at_without_rest() -> None:
+def test_checks_have_a_minimum_interval() -> None:
     assert Watchdog(1, 1e-6).interval_s == MIN_INTERVAL_S
     assert Watchdog(1, math.inf).interval_s == math.inf
 
 
 @pytest.mark.parametrize("changing", [STARTING, KILLED])
-def test_a_process_that_begins_or_ends_is_not_late_by_time_in_which_nobody_looked(changing: str) -> None:
-    """As while the learner learns, or the machine is suspended and all its processes with it."""
+def test_time_without_checks_does_not_make_a_starting_or_ending_process_late(changing: str) -> None:
+    """No check runs while the learner computes, or while the machine and all its processes are suspended."""
     workers: Any = SimpleNamespace(
         shares=[1], generation=lambda worker: 0, placement=SimpleNamespace(silence_s=0.0), busy_with=lambda *_: ""
     )

@@ -1,4 +1,4 @@
-"""Weights cross in parts, exactly or rounded to bfloat16 with an error that is known."""
+"""Check that weights are sent in parts, exactly or rounded to bfloat16 with a bounded error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parenv.remote.transfer import chunks_of, from_bfloat16, to_bfloat16, write_
 
 
 @given(arrays(np.float32, 50, elements=st.floats(width=32)))
-def test_rounding_is_that_of_torch_and_within_its_bound(values: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_rounding_is_the_same_as_in_torch_and_within_its_bound(values: np.ndarray) -> None:  # type: ignore[type-arg]
     rounded = from_bfloat16(to_bfloat16(values))
     wanted = torch.from_numpy(values).bfloat16().float().numpy()
     assert np.array_equal(rounded, wanted, equal_nan=True)
@@ -26,7 +26,7 @@ def test_rounding_is_that_of_torch_and_within_its_bound(values: np.ndarray) -> N
 
 @pytest.mark.parametrize("encoding", ["exact", "bfloat16"])
 @pytest.mark.parametrize("chunk_bytes", [64, 1 << 18])
-def test_a_version_arrives_where_it_was(encoding: str, chunk_bytes: int) -> None:
+def test_a_version_is_received_at_the_same_place(encoding: str, chunk_bytes: int) -> None:
     module = torch.nn.ModuleDict({"a": torch.nn.Linear(30, 20), "norm": torch.nn.BatchNorm1d(3)})
     layout, nbytes = flat_layout(module)
     memory = np.random.default_rng(0).integers(0, 100, 64 + 3 * nbytes, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""How much of a host may wait to be read, as both ends count it."""
+"""Check the limits on the unread messages and bytes of a host, as both ends count them."""
 
 from __future__ import annotations
 

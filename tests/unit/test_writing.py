@@ -1,4 +1,4 @@
-"""Writing one worker's columns of a slot, and the statistics of episodes that rollouts cut in two."""
+"""Check that one worker's columns of a slot are written, and the statistics of episodes across rollouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = RolloutSpec(
 
 
 def slow_statistics(rewards: Any, ended: Any) -> list[list[tuple[float, int]]]:
-    """By column: return and length of each episode that ends, counted step by step."""
+    """Return the return and length of each ended episode, by column, counted step by step."""
     columns = []
     for column in range(rewards.shape[1]):
         total, length, statistics = 0.0, 0, []
@@ -41,7 +41,7 @@ def slow_statistics(rewards: Any, ended: Any) -> list[list[tuple[float, int]]]:
 
 @given(st.data(), st.integers(1, 3), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.floats(0, 1))
 @settings(max_examples=80)
-def test_returns_and_lengths_are_those_of_episodes_that_are_not_cut(
+def test_returns_and_lengths_are_counted_across_rollouts(
     data: Any, num_envs: int, rollout_lengths: list[int], often: float
 ) -> None:
     shape = (sum(rollout_lengths), num_envs)
@@ -63,7 +63,7 @@ def test_returns_and_lengths_are_those_of_episodes_that_are_not_cut(
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 @pytest.mark.parametrize("rollout_length", [2, 8])
-def test_a_reward_out_of_all_bounds_spoils_no_later_episode(bad: float, rollout_length: int) -> None:
+def test_an_extreme_reward_does_not_change_later_episodes(bad: float, rollout_length: int) -> None:
     rewards = np.ones((8, 1), np.float32)
     rewards[0] = bad
     episodes, totals = OpenEpisodes(1), []
@@ -73,7 +73,7 @@ def test_a_reward_out_of_all_bounds_spoils_no_later_episode(bad: float, rollout_
     assert totals[1:] == [2.0, 2.0, 2.0]
 
 
-def a_slot(shares: list[Columns]) -> tuple[Any, list[RolloutWriter]]:
+def make_slot(shares: list[Columns]) -> tuple[Any, list[RolloutWriter]]:
     slot = SlotSpec((SPEC,))
     layout = slot_layout(slot, shares[-1].stop, len(shares))
     arrays = layout.arrays(np.zeros(layout.total_bytes, np.uint8))
@@ -85,7 +85,7 @@ def rows(batch: int, number: float) -> list[Any]:
 
 
 def fill(writer: RolloutWriter, batch: int, number: int) -> None:
-    """Everything a worker writes, all of it this number."""
+    """Write everything that a worker writes, with the same number as each value."""
     writer.begin(rows(batch, number))
     for step in range(3):
         writer.write_actions(step, [np.full(batch, number), ["go"] * batch], {"value": np.full(batch, number)})
@@ -101,7 +101,7 @@ def fill(writer: RolloutWriter, batch: int, number: int) -> None:
 
 
 def test_each_worker_writes_its_own_columns_and_no_others() -> None:
-    arrays, (left, right) = a_slot([Columns(0, 0, 2), Columns(1, 2, 5)])
+    arrays, (left, right) = make_slot([Columns(0, 0, 2), Columns(1, 2, 5)])
     fill(left, 2, 1)
     before = {name: array.copy() for name, array in arrays.items()}
     fill(right, 3, 2)
@@ -123,14 +123,14 @@ def test_each_worker_writes_its_own_columns_and_no_others() -> None:
 
 
 def test_ends_are_recorded_with_their_column_in_the_slot() -> None:
-    arrays, (_, right) = a_slot([Columns(0, 0, 2), Columns(1, 2, 5)])
+    arrays, (_, right) = make_slot([Columns(0, 0, 2), Columns(1, 2, 5)])
     fill(right, 3, 2)
     assert right.end_records().tolist() == [(1, 2, 4, 7.5, 0.5, 1, 0, 0, 1, 0)]
     assert arrays["ends", 0][6].tolist() == (1, 2, 4, 7.5, 0.5, 1, 0, 0, 1, 0)
 
 
-def test_values_without_a_fixed_size_go_with_the_columns() -> None:
-    _, (writer,) = a_slot([Columns(0, 0, 2)])
+def test_values_without_a_fixed_size_are_sent_with_the_columns() -> None:
+    _, (writer,) = make_slot([Columns(0, 0, 2)])
     fill(writer, 2, 3)
     assert writer.columns.objects == {
         ("observations", 1): [["text 3"] * 2] * 4,
@@ -139,8 +139,8 @@ def test_values_without_a_fixed_size_go_with_the_columns() -> None:
     }
 
 
-def test_a_new_rollout_begins_without_the_ends_and_values_of_the_one_before() -> None:
-    arrays, (writer,) = a_slot([Columns(0, 0, 2)])
+def test_a_new_rollout_begins_without_earlier_ends_and_values() -> None:
+    arrays, (writer,) = make_slot([Columns(0, 0, 2)])
     fill(writer, 2, 3)
     before = writer.columns.objects
     writer.begin(rows(2, 9))

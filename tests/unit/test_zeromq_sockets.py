@@ -1,4 +1,4 @@
-"""The ZeroMQ sockets of a driver and its workers: messages arrive whole and in order, and the driver never waits."""
+"""Check the sockets of the driver and its workers: messages arrive in order, and the driver never blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import DriverSocket, WorkerSocket
 
 LARGE = [b"head", b"", bytes(3_000_000)]
-"""More than the system takes at once."""
+"""Message that is larger than the buffers of the system."""
 LIMIT_S = 60.0
 
 
@@ -30,21 +30,21 @@ def driver() -> Iterator[DriverSocket]:
     driver.close()
 
 
-def end_of(driver: DriverSocket, worker: int, generation: int = 0, pid: int | None = None) -> WorkerSocket:
+def worker_socket(driver: DriverSocket, worker: int, generation: int = 0, pid: int | None = None) -> WorkerSocket:
     return WorkerSocket(os.dup(driver.open(worker, generation)), os.getpid() if pid is None else pid)
 
 
-def heard(driver: DriverSocket) -> list[bytes]:
+def next_message(driver: DriverSocket) -> list[bytes]:
     waiting, deadline = Waiting(), time.monotonic() + LIMIT_S
     waiting.watch(driver)
     while (message := driver.receive()) is None:
-        assert time.monotonic() < deadline, "nothing has come"
+        assert time.monotonic() < deadline, "no message has arrived"
         waiting.wait(LIMIT_S)
     return message
 
 
 def test_messages_arrive_whole_and_in_order_both_ways(driver: DriverSocket) -> None:
-    workers = [end_of(driver, worker) for worker in range(2)]
+    workers = [worker_socket(driver, worker) for worker in range(2)]
     for worker in (0, 1):
         driver.send(worker, 0, [b"first", b"%d" % worker])
         driver.send(worker, 0, [memoryview(b"second")])
@@ -54,11 +54,11 @@ def test_messages_arrive_whole_and_in_order_both_ways(driver: DriverSocket) -> N
         assert end.receive(block=True) == [b"second"]
         assert end.receive(block=False) is None
         end.send([b"answer", b"%d" % worker])
-        assert heard(driver) == [b"answer", b"%d" % worker]
+        assert next_message(driver) == [b"answer", b"%d" % worker]
         end.close()
 
 
-def test_all_that_is_sent_before_a_worker_listens_arrives_in_order(driver: DriverSocket) -> None:
+def test_messages_sent_before_a_worker_listens_arrive_in_order(driver: DriverSocket) -> None:
     descriptor = os.dup(driver.open(0, 0))
     for number in range(2_000):
         driver.send(0, 0, [b"%d" % number])
@@ -68,7 +68,7 @@ def test_all_that_is_sent_before_a_worker_listens_arrives_in_order(driver: Drive
 
 
 def test_a_driver_does_not_wait_for_a_worker_that_does_not_read(driver: DriverSocket) -> None:
-    end = end_of(driver, 0)
+    end = worker_socket(driver, 0)
     for _ in range(3):
         driver.send(0, 0, LARGE)
     assert [end.receive(block=True) for _ in range(3)] == [LARGE] * 3
@@ -76,18 +76,18 @@ def test_a_driver_does_not_wait_for_a_worker_that_does_not_read(driver: DriverSo
 
 
 def test_a_worker_sends_more_than_a_socket_takes_while_the_driver_reads(driver: DriverSocket) -> None:
-    end = end_of(driver, 0)
+    end = worker_socket(driver, 0)
     writer = threading.Thread(target=end.send, args=(LARGE,))
     writer.start()
-    assert heard(driver) == LARGE
+    assert next_message(driver) == LARGE
     writer.join()
     end.close()
 
 
-def test_what_is_for_an_earlier_process_reaches_nobody_and_what_it_says_neither(driver: DriverSocket) -> None:
-    before = end_of(driver, 0)
+def test_messages_to_and_from_an_earlier_process_are_dropped(driver: DriverSocket) -> None:
+    before = worker_socket(driver, 0)
     before.send([b"not heard any more"])
-    after = end_of(driver, 0, generation=1)
+    after = worker_socket(driver, 0, generation=1)
     driver.send(0, 0, [b"for the first"])
     driver.send(0, 1, [b"for the second"])
     driver.send(5, 0, [b"for one that there never was"])
@@ -98,15 +98,15 @@ def test_what_is_for_an_earlier_process_reaches_nobody_and_what_it_says_neither(
 
 
 def test_a_worker_that_is_started_twice_in_one_generation_is_another_process(driver: DriverSocket) -> None:
-    before, after = end_of(driver, 0), end_of(driver, 0)
+    before, after = worker_socket(driver, 0), worker_socket(driver, 0)
     driver.send(0, 0, [b"for the second"])
     assert after.receive(block=True) == [b"for the second"]
     before.close()
     after.close()
 
 
-def test_a_worker_that_is_gone_is_sent_nothing_and_that_is_no_error(driver: DriverSocket) -> None:
-    end_of(driver, 0).close()
+def test_sending_to_a_worker_that_is_gone_is_not_an_error(driver: DriverSocket) -> None:
+    worker_socket(driver, 0).close()
     driver.send(0, 0, [b"to nobody"])
     driver.drop(0)
     driver.send(0, 0, [b"to nobody"])
@@ -121,8 +121,8 @@ def test_any_other_failure_of_zeromq_is_raised() -> None:
         driver.send(0, 0, [b"x"])
 
 
-def test_nobody_but_the_driver_is_connected_to_a_worker(driver: DriverSocket) -> None:
-    end = end_of(driver, 0, pid=os.getppid())
+def test_only_the_driver_is_connected_to_a_worker(driver: DriverSocket) -> None:
+    end = worker_socket(driver, 0, pid=os.getppid())
     context = zmq.Context()
     with context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
@@ -153,7 +153,7 @@ try:
 except OSError as error:
     print(error)
 socket.send(0, 0, [b"in time"])
-time.sleep(0.3)  # ZeroMQ tries again every 0.1 s, and nothing tells that it has.
+time.sleep(0.3)  # ZeroMQ tries again every 0.1 s and does not report it.
 resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, hard))
 end = WorkerSocket(os.dup(descriptor), os.getpid())
 print(end.receive(block=True))
@@ -161,11 +161,11 @@ print(end.receive(block=True))
     assert printed_by(script) == "[Errno 24] Too many open files\n[b'in time']\n"
 
 
-def test_a_signal_handler_that_raises_while_a_message_is_sent_neither_doubles_nor_tears_it(
+def test_a_signal_handler_that_raises_neither_repeats_nor_splits_a_sent_message(
     driver: DriverSocket,
 ) -> None:
-    """Python runs a handler behind the system call during which a signal came: at the first line after it at latest."""
-    end, results = end_of(driver, 0), set[int]()
+    """Python runs a handler after the system call that the signal interrupted, at the latest at the next line."""
+    end, results = worker_socket(driver, 0), set[int]()
     for line in range(1, 200):
         with contextlib.suppress(InterruptedError), raising_at(line):
             driver.send(0, 0, [b"cut", b"", b"short"])
@@ -179,17 +179,17 @@ def test_a_signal_handler_that_raises_while_a_message_is_sent_neither_doubles_no
     end.close()
 
 
-def test_a_signal_handler_that_raises_while_a_message_is_received_tears_no_other(driver: DriverSocket) -> None:
-    end, results = end_of(driver, 0), set[bytes]()
+def test_a_signal_handler_that_raises_does_not_split_received_messages(driver: DriverSocket) -> None:
+    end, results = worker_socket(driver, 0), set[bytes]()
     for line in range(1, 200):
         end.send([b"cut", b"", b"short"])
         end.send([b"last", b""])
         assert driver._socket.poll(LIMIT_S * 1000)
         with contextlib.suppress(InterruptedError), raising_at(line):
             driver.receive()
-        first, *others = [heard(driver)]
+        first, *others = [next_message(driver)]
         if first != [b"last", b""]:
-            others.append(heard(driver))
+            others.append(next_message(driver))
         assert [first, *others] in ([[b"last", b""]], [[b"cut", b"", b"short"], [b"last", b""]])
         results.add(first[0])
     assert results == {b"cut", b"last"}
@@ -198,7 +198,7 @@ def test_a_signal_handler_that_raises_while_a_message_is_received_tears_no_other
 
 @contextlib.contextmanager
 def raising_at(line: int) -> Iterator[None]:
-    """Raises at a line that is run meanwhile, as a signal handler may."""
+    """Raise an exception at the ``line``-th line that the block executes, as a signal handler may."""
     lines = 0
 
     def trace(frame: object, event: str, argument: object) -> Any:
