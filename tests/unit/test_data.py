@@ -181,7 +181,7 @@ def test_a_value_of_the_maximum_depth_is_unpacked_unchanged() -> None:
     assert same(unpack(*pack(value)), value)
 
 
-def test_an_integer_beyond_what_json_can_write_is_refused_as_any_other_value() -> None:
+def test_an_integer_too_large_for_json_is_refused_like_any_other_value() -> None:
     with pytest.raises(NotDataError, match=r"value\[0\]"):
         pack([10**5000])
 

@@ -86,7 +86,7 @@ class AsyncPool(RuleBasedStateMachine):
         assert not self.dispatch.commit(data.draw(st.sampled_from(sorted(self.committed))))
 
     @rule(worker=st.integers(0, 9), ahead=st.integers(0, 3))
-    def commit_what_was_never_issued(self, worker: int, ahead: int) -> None:
+    def commit_an_unknown_credit(self, worker: int, ahead: int) -> None:
         issued = sum(key.worker == worker for key in self.issued)
         assert not self.dispatch.commit(CreditKey(worker, issued + ahead))
 
@@ -109,7 +109,7 @@ class AsyncPool(RuleBasedStateMachine):
 
     @precondition(lambda self: self.void)
     @rule(data=st.data())
-    def commit_what_was_lost(self, data: Any) -> None:
+    def commit_a_lost_credit(self, data: Any) -> None:
         assert not self.dispatch.commit(data.draw(st.sampled_from(sorted(self.void))))
 
     @precondition(lambda self: self.may_publish)

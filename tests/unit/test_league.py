@@ -1,4 +1,4 @@
-"""Check payoffs, ratings and opponents of a league, and what training against past or newest policies leads to."""
+"""Check payoffs, ratings and opponents of a league, and how strategies develop against past or newest opponents."""
 
 from __future__ import annotations
 

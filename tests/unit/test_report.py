@@ -243,7 +243,7 @@ def test_a_directory_with_several_traces_has_one_page(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_without_a_rollout_there_is_no_picture(tmp_path: Path) -> None:
+def test_a_trace_without_a_rollout_has_no_pictures(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", header([1, 1]), is_finished=False)
     assert read_timeline(path).seconds == 0.0
     page = Page(report(path))
