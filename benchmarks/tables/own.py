@@ -394,7 +394,8 @@ def many_workers() -> Section:
         ["start of a worker", times["start, per worker"], times["start, per worker"]],
     ]
     return Section(
-        f"With 64 workers, a rollout takes {work[0]} (async) and {work[1]} times (sync) the main process's time with one",
+        f"With 64 workers, a rollout takes {work[0]} (async) and {work[1]} times (sync) the main process's time with "
+        "one",
         "scaling",
         "Time with 64 workers, relative to one worker:\n\n" + table(["", "async", "sync"], rows),
     )

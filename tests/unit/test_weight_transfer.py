@@ -50,5 +50,5 @@ def test_a_version_is_received_at_the_same_place(encoding: str, chunk_bytes: int
 
 
 def test_a_part_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="buffer is smaller than requested size"):
         write_chunk(bytearray(64), Weights(32, "exact", memoryview(bytes(64))))
