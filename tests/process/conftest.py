@@ -1,4 +1,4 @@
-"""Fork servers import what test modules import, which each worker would import again to find their classes."""
+"""Fixtures of the process tests. Fork servers preload the imports of test modules, so workers start faster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parenv.supervision import launch
 
 PRELOAD = ("pytest", "psutil", "hypothesis", "parenv.testing", "envs", "policies")
 LIBRARIES = {"sb3": "stable_baselines3", "sb3_accelerate": "stable_baselines3"}
-"""What takes longer and only the tests of a few files need, by their names."""
+"""Packages that are slow to import, by the only test files that need them."""
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def modules_are_imported_once(request: pytest.FixtureRequest, monkeypatch: pytes
     local_launch, library = launch.local_launch, LIBRARIES.get(request.path.stem.removeprefix("test_"))
 
     def with_torch(job: Any, *arguments: Any, **more: Any) -> Any:
-        # A fork server of a test's own starts sooner without.
+        # A fork server that only one test uses starts faster without torch.
         own = bool(job.options.environment or job.options.preload)
         return local_launch(job, *arguments, **{**more, **({} if own else {"torch": True})})
 
@@ -32,13 +32,13 @@ def modules_are_imported_once(request: pytest.FixtureRequest, monkeypatch: pytes
 
 @pytest.fixture
 def a_step_takes_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``caller_steps``, all get the same share, which otherwise depends on the speed of the machine."""
+    """Replace the measurement of a step, on which the number of caller-stepped environments depends, by a constant."""
     monkeypatch.setattr("parenv.vector.worker_choice.measured_step", lambda *_: (StepCost(1e-3, 0.0), ""))
 
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Does what it does in a script; a runner of tests may have it ignored."""
+    """Make SIGINT raise ``KeyboardInterrupt``, as in a script. A test runner may ignore the signal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Environments for tests of other interpreters. They import numpy only, so they run where nothing else is installed."""
+"""Environments for tests of other interpreters. They import only numpy, so they need no other package there."""
 
 import os
 import signal
@@ -9,14 +9,21 @@ import numpy as np
 
 
 class Space:
-    """A space that is described by its fields."""
+    """Space that has only the given fields."""
 
     def __init__(self, **fields):
         self.__dict__.update(fields)
 
 
 class Ledger:
-    """Observes what it is, the number of its episode and the step within it, and pays the step."""
+    """Environment that observes its seed, the episode number and the step. The reward is the step.
+
+    Args:
+        length: Number of steps of an episode.
+        fault: Fault to cause: ``"raise"``, ``"kill"``, ``"hang"``, ``"shape"`` or ``"exit"``. Default: none.
+        at: Step in which the fault happens.
+        mark: File that is created with the fault, so that it happens only once. Default: no limit.
+    """
 
     def __init__(self, length=5, fault="", at=3, mark=""):
         print("an environment may print")
@@ -49,7 +56,7 @@ class Ledger:
         return np.array([self.seed_of_episode % 1000, self.episode, self.t, 0.0])
 
     def _is_first(self):
-        """Tell whether the fault has not happened yet, in any process."""
+        """Return whether there is a fault to cause that has not happened in any process."""
         if not self.fault or not self.mark:
             return bool(self.fault)
         try:
@@ -72,7 +79,7 @@ class Ledger:
 
 
 class OfOldGym(Ledger):
-    """The same with the interface of gym 0.21: ``seed()``, ``reset`` without it, and four values of ``step``."""
+    """Ledger with the interface of gym 0.21: ``seed()``, ``reset()`` without a seed, and four results of ``step()``."""
 
     def seed(self, seed=None):
         self.seed_of_episode = seed
@@ -93,7 +100,7 @@ class OfOldGym(Ledger):
 
 
 class Nested(Ledger):
-    """A Dict of a Tuple, and infos of many kinds."""
+    """Ledger with nested observation and action spaces, and with infos of many types."""
 
     def __init__(self, length=5):
         Ledger.__init__(self, length)
@@ -112,17 +119,23 @@ class Nested(Ledger):
 
 
 class WithoutSpaces:
+    """Environment without spaces."""
+
     def reset(self, seed=None, options=None):
         return 0, {}
 
 
 class OddSpace(Ledger):
+    """Ledger whose observation space has no known fields."""
+
     def __init__(self):
         Ledger.__init__(self)
         self.observation_space = Space(words=3)
 
 
 class Eater(Ledger):
+    """Ledger that allocates about 31 GiB of memory in a step."""
+
     def step(self, action):
         self.kept = [np.ones(1 << 20) for _ in range(4000)]
         return Ledger.step(self, action)

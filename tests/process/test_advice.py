@@ -1,4 +1,4 @@
-"""``pool.advice()`` after real runs whose answer is known."""
+"""Check ``pool.advice()`` after real runs with a known bottleneck."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from parenv.advice import Advice, Setting
 
 
 def sleeping(seconds: float) -> Plain:
-    """Waits for something outside in each step."""
+    """Return an environment that sleeps in each step."""
     return Plain(on_step=lambda env: time.sleep(seconds))
 
 
 def burn(processor_seconds: float) -> None:
+    """Use CPU time."""
     began = time.process_time()
     while time.process_time() - began < processor_seconds:
         pass
 
 
 def advice_after(env_fn: Any, seconds_a_step: float, rollouts: int, **options: Any) -> Advice:
-    """Advice after a loop that learns for so long from each env step."""
+    """Return the advice after a loop whose learner uses ``seconds_a_step`` of CPU time per env step."""
     with AsyncWorkerPool(env_fn, zeros, **options) as pool:
         for rollout, _ in zip(pool.rollouts(), range(rollouts), strict=False):
             burn(seconds_a_step * rollout.num_steps)
@@ -34,13 +35,13 @@ def advice_after(env_fn: Any, seconds_a_step: float, rollouts: int, **options: A
 
 
 def limits(advice: Advice) -> dict[str, str | None]:
-    """Settings at which the limits point, by name."""
+    """Return the setting that each limit names, by the name of the limit."""
     return {fact.name: fact.setting for fact in advice.limits}
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_beside_a_heavy_learner_a_cheap_environment_has_nothing_to_gain(mode: Any) -> None:
+def test_with_a_heavy_learner_and_a_cheap_environment_the_possible_gain_is_small(mode: Any) -> None:
     advice = advice_after("CartPole-v1", 2e-3, 4, num_envs=2, num_workers=1, rollout_length=32, mode=mode)
     assert advice.driver_shares["learning"] > 0.8
     assert advice.largest_gain < 1.25
@@ -51,7 +52,7 @@ def test_beside_a_heavy_learner_a_cheap_environment_has_nothing_to_gain(mode: An
 
 @pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_beside_a_light_learner_a_sleeping_environment_points_at_the_number_of_workers(mode: Any) -> None:
+def test_the_limit_of_a_light_learner_and_a_sleeping_environment_is_num_workers(mode: Any) -> None:
     advice = advice_after(lambda: sleeping(4e-3), 1e-6, 6, num_envs=4, num_workers=2, rollout_length=16, mode=mode)
     assert advice.worker_shares["environment"] > 0.5
     assert advice.driver_shares["waiting for workers"] > 0.5
@@ -62,14 +63,14 @@ def test_beside_a_light_learner_a_sleeping_environment_points_at_the_number_of_w
 
 
 @pytest.mark.more
-def test_stragglers_point_at_the_mode() -> None:
+def test_the_limit_of_stragglers_is_the_mode() -> None:
     factories = [lambda: sleeping(1e-3), lambda: sleeping(1e-3), lambda: sleeping(1e-3), lambda: sleeping(1e-2)]
     advice = advice_after(factories, 1e-6, 6, num_workers=4, rollout_length=16, mode="sync")
     assert limits(advice)["deviation of the time for a rollout"] == "mode"
 
 
 @pytest.mark.more
-def test_shares_of_workers_and_driver_are_shares() -> None:
+def test_the_shares_of_workers_and_of_the_main_process_sum_to_one() -> None:
     advice = advice_after("CartPole-v1", 1e-5, 4, num_envs=4, num_workers=2, mode="sync")
     for shares in (advice.worker_shares, advice.driver_shares):
         assert sum(shares.values()) == pytest.approx(1.0)
@@ -77,7 +78,7 @@ def test_shares_of_workers_and_driver_are_shares() -> None:
     assert advice.worker_shares["environment"] > 0
 
 
-def test_a_run_in_this_process_gets_advice_too() -> None:
+def test_a_run_without_workers_gets_advice() -> None:
     advice = advice_after(lambda: sleeping(2e-3), 1e-6, 3, num_envs=2, num_workers=0, rollout_length=16, mode="sync")
     assert advice.setting == Setting(0, 2, "sync", "experience", 16)
     assert advice.largest_gain > 2
@@ -85,7 +86,7 @@ def test_a_run_in_this_process_gets_advice_too() -> None:
 
 
 @pytest.mark.more
-def test_a_lag_at_its_bound_and_rollouts_that_the_loop_keeps_are_limits() -> None:
+def test_a_lag_at_its_bound_and_copied_rollouts_are_limits() -> None:
     with AsyncWorkerPool("CartPole-v1", zeros, num_workers=2, rollout_length=4, max_policy_lag=0) as pool:
         kept = [rollout for rollout, _ in zip(pool.rollouts(), range(12), strict=False)]
         found = {fact.name: fact for fact in pool.advice().limits}
@@ -94,7 +95,7 @@ def test_a_lag_at_its_bound_and_rollouts_that_the_loop_keeps_are_limits() -> Non
 
 
 @pytest.mark.more
-def test_the_setting_is_that_of_the_pool() -> None:
+def test_the_advice_has_the_setting_of_the_pool() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -128,7 +129,7 @@ def test_there_is_no_advice_before_the_first_rollout() -> None:
         pool.advice()
 
 
-def test_the_drivers_seconds_are_those_between_the_first_rollout_and_the_last() -> None:
+def test_driver_seconds_are_counted_from_the_first_to_the_last_rollout() -> None:
     with AsyncWorkerPool("CartPole-v1", zeros, num_workers=0, mode="sync") as pool:
         began = time.perf_counter()
         for _ in pool.rollouts(Stop(env_steps=500)):

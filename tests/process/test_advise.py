@@ -1,4 +1,4 @@
-"""``parenv advise`` with real processes, for as short as can be."""
+"""Check the measurements, recommendations and errors of ``parenv advise`` in short runs with real processes."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_a_policy_whose_learning_cannot_be_measured_gets_the_rest_of_the_advice(
 
 
 def give_a_device(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    """Have torch find a device beside the CPU, and measure no other change than its."""
+    """Replace the accelerator that ``advise`` finds, and let it try no other change of the setting."""
     monkeypatch.setattr("parenv.bench.setting_advice.accelerator", lambda policy: device)
     monkeypatch.setattr("parenv.bench.setting_advice.moves_for", lambda shared, device: moves_for(shared, device)[-1:])
 
@@ -328,7 +328,7 @@ def test_what_the_environment_or_the_agent_raises_later_is_one_line_and_the_fram
     env: str, agent: str, said: str, frame: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [env, "--agent", f"advised_agents:{agent}", "--seconds", "0.5", "--num-envs", "1", "--num-workers", "1"]
-    arguments += ["--rollout-length", "128"]  # The first rollout has more steps than the environment takes.
+    arguments += ["--rollout-length", "128"]  # The environment fails during the first rollout.
     assert main(["advise", *arguments]) == 2
     words = rf"parenv advise: the environment or the agent does not run: {said}\n"
     words += rf'  File ".*advised_agents.py", line \d+, {frame}\n'

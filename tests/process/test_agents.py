@@ -1,4 +1,4 @@
-"""Policies by name, and what their agents lived through, against plain loops."""
+"""Check that the transitions of agents with named policies equal those of plain loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from parenv import AsyncWorkerPool, Stop
 
 
 def check(found: Ledger, wanted: Ledger) -> None:
-    """What was delivered is the beginning of what a plain loop lived through."""
+    """Check that the delivered transitions of each agent are the first ones of a plain loop."""
     for key, mine in found.items():
         for i, (got, expected) in enumerate(zip(mine, wanted[key], strict=False)):
             assert got == expected, (key, i)
@@ -36,7 +36,7 @@ def check(found: Ledger, wanted: Ledger) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(("num_envs", "num_workers"), [(1, 0), (3, 0), (5, 2)])
-def test_every_agent_lives_through_what_it_does_in_a_plain_loop(mode: Any, num_envs: int, num_workers: int) -> None:
+def test_transitions_of_parallel_agents_equal_those_of_a_plain_loop(mode: Any, num_envs: int, num_workers: int) -> None:
     found: Ledger = {}
     with named_pool(num_envs, num_workers=num_workers, mode=mode, rollout_length=7) as pool:
         steps = dict.fromkeys(range(num_envs), 0)
@@ -58,9 +58,7 @@ def test_every_agent_lives_through_what_it_does_in_a_plain_loop(mode: Any, num_e
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(("num_envs", "num_workers"), [(1, 0), (3, 0), (5, 2)])
-def test_every_agent_that_acts_in_turns_lives_through_what_it_does_in_a_plain_loop(
-    mode: Any, num_envs: int, num_workers: int
-) -> None:
+def test_transitions_of_aec_agents_equal_those_of_a_plain_loop(mode: Any, num_envs: int, num_workers: int) -> None:
     found: Ledger = {}
     env_steps = 0
     with named_pool(num_envs, ScriptedTurns, num_workers=num_workers, mode=mode, rollout_length=7) as pool:
@@ -72,13 +70,16 @@ def test_every_agent_that_acts_in_turns_lives_through_what_it_does_in_a_plain_lo
     for env_id in range(num_envs):
         wanted |= plain_turns(env_id, env_steps + 100)
     check(found, wanted)
-    # What is not there yet are the turns whose reward is still to come: at most one of each agent.
+    # A turn is delivered when its reward is complete, so the last turn of each agent may be missing.
     assert env_steps - sum(map(len, found.values())) <= num_envs * len(AGENTS) * (1 + (mode == "async"))
     assert len(found) == num_envs * len(AGENTS)
 
 
 class Emptying:
-    """Shaped like PettingZoo's AECEnv; after three turns of each agent it empties ``agents`` and ends nobody."""
+    """Environment with the interface of PettingZoo's AECEnv, which empties ``agents`` without an end of any agent.
+
+    This happens after three turns of each agent.
+    """
 
     metadata = {"name": "emptying_v0"}  # noqa: RUF012
     possible_agents = ("x", "y")
@@ -121,7 +122,7 @@ class Emptying:
         pass
 
 
-def test_agents_of_an_emptied_environment_that_acts_in_turns_are_truncated_with_their_last_rewards() -> None:
+def test_agents_of_an_emptied_aec_environment_are_truncated_with_their_last_rewards() -> None:
     with AsyncWorkerPool(Emptying, {"all": zeros}, num_workers=0, mode="sync", rollout_length=4) as pool:
         rollout: Any = next(pool.rollouts())
         evaluated: Any = pool.evaluate(2)
@@ -140,7 +141,7 @@ def test_agents_of_an_emptied_environment_that_acts_in_turns_are_truncated_with_
 
 
 class Stateless(Scripted):
-    """Has a state only while somebody is there, and ends by termination only."""
+    """Environment that has a state only while agents are alive, and whose agents are never truncated."""
 
     def cuts(self, agent: str) -> bool:
         return False
@@ -151,7 +152,7 @@ class Stateless(Scripted):
         return super().state()
 
 
-def test_no_state_is_asked_for_after_all_agents_have_terminated() -> None:
+def test_no_state_is_read_after_all_agents_have_terminated() -> None:
     factories = scripted(2, Stateless)
     with AsyncWorkerPool(factories, {"hen": act, "fox": act}, policy_of=species, num_workers=0) as pool:
         rollout: Any = next(pool.rollouts())
@@ -159,6 +160,6 @@ def test_no_state_is_asked_for_after_all_agents_have_terminated() -> None:
     assert len(steps) > 1
     following = rollout.next_states()
     assert (following[steps, columns] == 0).all()
-    goes_on = np.ones(following.shape[:2], bool)
-    goes_on[steps, columns] = goes_on[-1] = False
-    assert (following[:-1] == rollout.states[1:])[goes_on[:-1]].all()
+    continues = np.ones(following.shape[:2], bool)
+    continues[steps, columns] = continues[-1] = False
+    assert (following[:-1] == rollout.states[1:])[continues[:-1]].all()

@@ -1,4 +1,4 @@
-"""``parenv bench`` with real processes, for as short as can be."""
+"""Check the measurements, files and errors of ``parenv bench`` in short runs with real processes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Broken(gym.Env):
 
 
 @pytest.fixture
-def torchrl_has_its_frames() -> None:
-    """TorchRL keeps those in which it first made an environment, and all that lives there."""
+def torchrl_was_called_before() -> None:
+    """Make an environment with TorchRL here, because it keeps the frames of the first such call and their objects."""
     make = next(make for name, _, make in vector_peers(None) if name == "TorchRL SerialEnv")
     envs = make([lambda: gym.make("CartPole-v1")])
     envs.reset()
@@ -42,7 +42,7 @@ def torchrl_has_its_frames() -> None:
 
 @pytest.mark.more
 @pytest.mark.parametrize("command", ["bench", "advise"])
-def test_who_reads_only_the_first_line_ends_the_command_in_silence(command: str) -> None:
+def test_a_closed_pipe_ends_the_command_without_a_message(command: str) -> None:
     arguments = [sys.executable, "-m", "parenv", command, "CartPole-v1", "--seconds", "0.5", "--num-workers", "1"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -54,9 +54,9 @@ def test_who_reads_only_the_first_line_ends_the_command_in_silence(command: str)
 
 
 @pytest.mark.more
-def test_a_full_disk_is_said_in_one_line() -> None:
+def test_the_error_for_a_full_disk_is_one_line() -> None:
     arguments = ["CartPole-v1", "--seconds", "0.2", "--repeats", "1", "--num-envs", "1", "--num-workers", "1"]
-    # In a process of its own: TorchRL keeps the frames in which it made environments, and all that lives there.
+    # A separate process is needed, because TorchRL keeps the frames in which it made environments and their objects.
     command = [sys.executable, "-m", "parenv", "bench", *arguments, "--no-pool", "--json", "/dev/full"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 1
@@ -65,7 +65,7 @@ def test_a_full_disk_is_said_in_one_line() -> None:
 
 
 @pytest.mark.more
-def test_every_system_has_figures_and_json_and_plot_are_written(
+def test_every_system_is_measured_and_json_and_plot_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     json, plot = tmp_path / "out.json", tmp_path / "out.png"
@@ -99,8 +99,8 @@ def test_every_system_has_figures_and_json_and_plot_are_written(
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("torchrl_has_its_frames")
-def test_the_function_takes_a_lambda_and_a_policy_and_tells_how_far_it_is() -> None:
+@pytest.mark.usefixtures("torchrl_was_called_before")
+def test_bench_takes_a_lambda_and_a_policy_and_reports_its_progress() -> None:
     told: list[Progress] = []
     report = bench(
         lambda: gym.make("CartPole-v1"),
@@ -118,9 +118,9 @@ def test_the_function_takes_a_lambda_and_a_policy_and_tells_how_far_it_is() -> N
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("torchrl_has_its_frames")
+@pytest.mark.usefixtures("torchrl_was_called_before")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_that_cannot_go_on() -> None:
+def test_an_environment_that_fails_in_workers_fails_only_the_systems_with_workers() -> None:
     def break_in_workers(env: object) -> None:
         if os.getpid() != driver:
             raise ValueError("not here")
@@ -138,9 +138,9 @@ def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("torchrl_has_its_frames")
+@pytest.mark.usefixtures("torchrl_was_called_before")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_environment_that_breaks_after_the_trial_is_a_report_of_failures() -> None:
+def test_the_report_lists_the_failures_of_an_environment_that_fails_after_the_trial() -> None:
     class BreaksLate(gym.Env[int, int]):
         observation_space = action_space = gym.spaces.Discrete(2)
         was_tried = False
@@ -163,7 +163,7 @@ def test_an_environment_that_breaks_after_the_trial_is_a_report_of_failures() ->
 
 
 @pytest.mark.more
-def test_a_broken_environment_is_a_clear_error_of_the_command(tmp_path: Path) -> None:
+def test_the_error_for_a_broken_environment_names_the_exception_and_the_step(tmp_path: Path) -> None:
     (tmp_path / "my_broken_env.py").write_text(BROKEN)
     ran = subprocess.run(
         [sys.executable, "-m", "parenv", "bench", "my_broken_env:Broken"],

@@ -1,4 +1,4 @@
-"""A vector env whose caller steps a part of the sub-environments itself."""
+"""Check ``caller_steps``, with which the caller of a vector env steps some of the sub-environments itself."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ from parenv.envs.step_cost import native_package
 N = 6
 
 
-class Teller(gym.Env[Any, Any]):
-    """Tells its number, the step, and the process; raises where it is told to."""
+class PidEnv(gym.Env[Any, Any]):
+    """Environment that observes its number, the step and its process id.
+
+    Args:
+        i: Number of the environment.
+        raises: Exception that action 2 and the method ``fail`` raise. ``None``: none.
+    """
 
     def __init__(self, i: int = 0, raises: type[Exception] | None = None) -> None:
         self.observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float64)
@@ -51,8 +56,9 @@ class Teller(gym.Env[Any, Any]):
             raise self._raises(f"called {self._i}")
 
 
-def tellers(*raising: int, kinds: Callable[[int], type[Exception]] = lambda i: LookupError) -> list[Any]:
-    return [lambda i=i: Teller(i, kinds(i) if i in raising else None) for i in range(N)]
+def pid_envs(*raising: int, kinds: Callable[[int], type[Exception]] = lambda i: LookupError) -> list[Any]:
+    """Return factories of environments, some of which can raise an exception."""
+    return [lambda i=i: PidEnv(i, kinds(i) if i in raising else None) for i in range(N)]
 
 
 def with_caller(makers: list[Any], **more: Any) -> Any:
@@ -60,8 +66,8 @@ def with_caller(makers: list[Any], **more: Any) -> Any:
 
 
 @pytest.mark.usefixtures("a_step_takes_a_millisecond")
-def test_the_caller_has_the_last_rows_and_workers_the_others() -> None:
-    with with_caller(tellers()) as envs:
+def test_the_caller_steps_the_last_rows_and_workers_the_others() -> None:
+    with with_caller(pid_envs()) as envs:
         assert (envs.num_workers, envs.num_caller_envs) == (2, 2)
         observations, _ = envs.reset(seed=0)
         pids = observations[:, 2].astype(int).tolist()
@@ -72,9 +78,8 @@ def test_the_caller_has_the_last_rows_and_workers_the_others() -> None:
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_halves_are_sent_and_received_wherever_they_are_stepped(mode: AutoresetMode) -> None:
-    """By env_id, each sub-environment's trace is that of SyncVectorEnv, whoever was ready first."""
-    with with_caller(tellers(), autoreset_mode=mode, batch_size=3) as envs:
+def test_send_and_recv_of_half_batches_skip_no_step_of_any_sub_environment(mode: AutoresetMode) -> None:
+    with with_caller(pid_envs(), autoreset_mode=mode, batch_size=3) as envs:
         envs.reset(seed=0)
         envs.send(np.ones(N, np.int64))
         steps: dict[int, list[float]] = {i: [] for i in range(N)}
@@ -98,8 +103,8 @@ def test_halves_are_sent_and_received_wherever_they_are_stepped(mode: AutoresetM
             assert after == wanted, (env_id, seen)
 
 
-def test_actions_that_travel_by_message_reach_both() -> None:
-    class Texts(Teller):
+def test_actions_sent_by_message_reach_the_caller_and_workers() -> None:
+    class Texts(PidEnv):
         def __init__(self, i: int) -> None:
             super().__init__(i)
             self.action_space = gym.spaces.Text(5)
@@ -115,8 +120,8 @@ def test_actions_that_travel_by_message_reach_both() -> None:
 
 
 @pytest.mark.parametrize("raising", [(0,), (5,), (0, 5)], ids=str)
-def test_what_is_raised_in_either_part_is_raised_and_all_goes_on(raising: tuple[int, ...]) -> None:
-    with with_caller(tellers(*raising)) as envs:
+def test_exceptions_of_caller_and_workers_are_raised_and_the_vector_env_stays_usable(raising: tuple[int, ...]) -> None:
+    with with_caller(pid_envs(*raising)) as envs:
         envs.reset(seed=0)
         with pytest.raises(LookupError, match=f"at {raising[0]}") as caught:
             envs.step(np.full(N, 2))
@@ -132,16 +137,16 @@ def test_what_is_raised_in_either_part_is_raised_and_all_goes_on(raising: tuple[
         assert envs.step(np.ones(N, np.int64))[1].tolist() == [1.0] * N
 
 
-def test_exceptions_of_both_parts_and_of_different_types_are_one_group() -> None:
-    with with_caller(tellers(0, 5, kinds=lambda i: ValueError if i else LookupError)) as envs:
+def test_exceptions_of_different_types_in_caller_and_workers_are_one_group() -> None:
+    with with_caller(pid_envs(0, 5, kinds=lambda i: ValueError if i else LookupError)) as envs:
         envs.reset(seed=0)
         with pytest.raises(ExceptionGroup) as caught:
             envs.call("fail")
         assert {type(error) for error in caught.value.exceptions} == {ValueError, LookupError}
 
 
-def test_a_worker_that_dies_is_named() -> None:
-    with with_caller(tellers()) as envs:
+def test_the_death_of_a_worker_is_an_error_and_closes_the_vector_env() -> None:
+    with with_caller(pid_envs()) as envs:
         envs.reset(seed=0)
         os.kill(int(envs.call("where")[0]), signal.SIGKILL)
         with pytest.raises(WorkerDiedError):
@@ -150,8 +155,8 @@ def test_a_worker_that_dies_is_named() -> None:
 
 
 @pytest.mark.usefixtures("warnings_are_expected", "a_step_takes_a_millisecond")
-def test_a_worker_is_restarted_and_the_callers_part_goes_on() -> None:
-    with with_caller(tellers(), on_worker_death="restart", autoreset_mode=AutoresetMode.SAME_STEP) as envs:
+def test_a_worker_is_restarted_and_the_rows_of_the_caller_continue() -> None:
+    with with_caller(pid_envs(), on_worker_death="restart", autoreset_mode=AutoresetMode.SAME_STEP) as envs:
         envs.reset(seed=0)
         dead = int(envs.call("where")[0])
         os.kill(dead, signal.SIGKILL)
@@ -169,9 +174,9 @@ def test_a_worker_is_restarted_and_the_callers_part_goes_on() -> None:
 
 def test_without_workers_or_with_one_env_the_caller_steps_all() -> None:
     for makers, more in (
-        (tellers(), {"num_workers": 0}),
-        (tellers()[:1], {"num_workers": None}),
-        (tellers()[:1], {"num_workers": "auto"}),
+        (pid_envs(), {"num_workers": 0}),
+        (pid_envs()[:1], {"num_workers": None}),
+        (pid_envs()[:1], {"num_workers": "auto"}),
     ):
         with with_caller(makers, **more) as envs:
             assert (envs.num_workers, envs.num_caller_envs) == (0, 0)
@@ -191,18 +196,18 @@ def test_without_workers_or_with_one_env_the_caller_steps_all() -> None:
 )
 def test_bad_arguments_are_refused_before_anything_starts(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        ParallelVectorEnv(tellers(), **arguments)
+        ParallelVectorEnv(pid_envs(), **arguments)
 
 
-def test_native_code_is_seen_and_python_is_not() -> None:
+def test_packages_of_native_code_are_detected() -> None:
     pytest.importorskip("Box2D", reason="box2d has no wheel for Python 3.14")
     for env_id, package in (("CartPole-v1", ""), ("LunarLander-v3", "Box2D"), ("HalfCheetah-v5", "mujoco")):
         with contextlib.closing(gym.make(env_id)) as env:
             assert native_package(env) == package
-    assert native_package(Teller()) == ""
+    assert native_package(PidEnv()) == ""
 
 
-def test_auto_leaves_native_code_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_leaves_environments_in_native_code_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parenv.vector.worker_choice.usable_cores", lambda: 8)
     makers = {"CartPole-v1": True, "HalfCheetah-v5": False}
     for env_id, takes_some in makers.items():
@@ -215,7 +220,7 @@ def test_auto_leaves_native_code_to_workers(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("spin_us", [0, 50, "auto"])
-def test_traces_do_not_depend_on_how_one_waits(spin_us: Any) -> None:
+def test_traces_do_not_depend_on_spin_us(spin_us: Any) -> None:
     makers = [lambda: gym.make("CartPole-v1")] * 5
     reference = SyncVectorEnv(makers)
     with with_caller(makers, spin_us=spin_us) as envs, contextlib.closing(reference):

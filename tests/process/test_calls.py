@@ -1,4 +1,4 @@
-"""Calls to sub-environments, evaluation, set-up and cleaning up."""
+"""Check calls to sub-environments, evaluations, and the setup and cleanup of workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
 
 
-class Talkative(LedgerEnv):
+class WithMethods(LedgerEnv):
+    """Ledger with methods and attributes for calls."""
+
     def __init__(self, env_id: int) -> None:
         super().__init__(env_id)
         self.level = env_id
@@ -35,15 +37,15 @@ class Talkative(LedgerEnv):
         raise LookupError(f"no such thing in {self.me}")
 
 
-def talkative(count: int) -> list[Any]:
-    return [lambda env_id=env_id: gym.Wrapper(Talkative(env_id)) for env_id in range(count)]
+def with_methods(count: int) -> list[Any]:
+    return [lambda env_id=env_id: gym.Wrapper(WithMethods(env_id)) for env_id in range(count)]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_calls_reach_the_sub_environments_by_env_id_and_disturb_nothing(num_workers: int, mode: Any) -> None:
+def test_calls_reach_the_sub_environments_by_env_id_and_do_not_disturb_rollouts(num_workers: int, mode: Any) -> None:
     expected: dict[int, tuple[int, ...]] = {}
-    with AsyncWorkerPool(talkative(5), zeros, num_workers=num_workers, mode=mode, rollout_length=3) as pool:
+    with AsyncWorkerPool(with_methods(5), zeros, num_workers=num_workers, mode=mode, rollout_length=3) as pool:
         for rollout in pool.rollouts(Stop(env_steps=150)):
             check_ledger(rollout, expected)
             assert [r["sum"] for r in pool.call("add", 10)] == [10, 11, 12, 13, 14]
@@ -58,8 +60,8 @@ def test_calls_reach_the_sub_environments_by_env_id_and_disturb_nothing(num_work
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_call_that_raises_says_where_and_leaves_the_pool_usable(num_workers: int) -> None:
-    with AsyncWorkerPool(talkative(3), zeros, num_workers=num_workers, rollout_length=3) as pool:
+def test_an_exception_of_a_call_has_its_env_id_as_cause_and_the_pool_stays_usable(num_workers: int) -> None:
+    with AsyncWorkerPool(with_methods(3), zeros, num_workers=num_workers, rollout_length=3) as pool:
         with pytest.raises(LookupError, match="no such thing in 2") as raised:
             pool.call("broken", env_ids=[2])
         cause = raised.value.__cause__
@@ -79,7 +81,7 @@ def test_a_call_that_raises_says_where_and_leaves_the_pool_usable(num_workers: i
 
 
 class Mixed(Policy):
-    """Noisy while training, still while evaluated; its carry counts."""
+    """Policy with random actions in training and constant ones in evaluations. Its recurrent state counts steps."""
 
     def initial_carry(self, batch: int) -> Any:
         return np.zeros(batch)
@@ -92,6 +94,7 @@ class Mixed(Policy):
 
 
 def fingerprint(with_evaluation: bool, mode: Any, num_workers: int) -> list[Any]:
+    """Return the workers, observations and actions of a seeded run, with or without evaluations in between."""
     found = []
     with AsyncWorkerPool(
         "CartPole-v1", Mixed(), num_envs=4, num_workers=num_workers, mode=mode, prefetch=0, rollout_length=8, seed=5
@@ -106,11 +109,11 @@ def fingerprint(with_evaluation: bool, mode: Any, num_workers: int) -> list[Any]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_evaluation_disturbs_neither_environments_nor_random_states_nor_carry(num_workers: int) -> None:
+def test_an_evaluation_changes_no_training_environment_random_state_or_carry(num_workers: int) -> None:
     assert fingerprint(True, "sync", num_workers) == fingerprint(False, "sync", num_workers)
 
 
-def test_evaluation_runs_as_many_episodes_as_asked_and_spreads_them() -> None:
+def test_an_evaluation_spreads_the_episodes_over_the_environments() -> None:
     with AsyncWorkerPool([lambda i=i: LedgerEnv(i) for i in range(4)], zeros, num_workers=2) as pool:
         for episodes in (1, 3, 4, 11):
             statistics = pool.evaluate(episodes)
@@ -158,7 +161,7 @@ class Sampling(torch.nn.Module):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_evaluation_that_draws_actions_although_it_is_deterministic_warns_once(num_workers: int) -> None:
+def test_a_deterministic_evaluation_that_draws_random_numbers_warns_once(num_workers: int) -> None:
     arguments: dict[str, Any] = {"num_envs": 2, "num_workers": num_workers}
     for policy in (
         TorchPolicy(Sampling(), "best", ("actions",)),
@@ -170,7 +173,7 @@ def test_an_evaluation_that_draws_actions_although_it_is_deterministic_warns_onc
         pool.evaluate(2, deterministic=False)
         with pytest.warns(UserWarning, match="An evaluation with deterministic=True draws random") as caught:
             pool.evaluate(2)
-        pool.evaluate(2)  # A warning is an error here.
+        pool.evaluate(2)  # Pytest would raise a second warning as an error.
     assert str(caught[0].message) == (
         "An evaluation with deterministic=True draws random numbers, because Sampling.act acts as in training. "
         "Pass TorchPolicy(..., deterministic_method=...), or evaluate with deterministic=False."
@@ -179,18 +182,21 @@ def test_an_evaluation_that_draws_actions_although_it_is_deterministic_warns_onc
 
 
 class Versioned(Policy):
-    """Says in its extras which version it is, by what it was made as and by its settings."""
+    """Policy that returns its version as extras: its constructor argument, and the setting ``published``."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def act(self, observations: Any, carry: Any) -> Action:
         batch = len(observations)
-        told = self.settings.get("told", 0)
-        return Action(zeros(observations), {"number": np.full(batch, self.number), "told": np.full(batch, told)})
+        published = self.settings.get("published", 0)
+        extras = {"number": np.full(batch, self.number), "published": np.full(batch, published)}
+        return Action(zeros(observations), extras)
 
 
 class VersionedModule(torch.nn.Module):
+    """Module that returns its version like :class:`Versioned`: a parameter, and the setting ``published``."""
+
     settings: Any = {}  # noqa: RUF012
 
     def __init__(self, number: int) -> None:
@@ -199,11 +205,13 @@ class VersionedModule(torch.nn.Module):
 
     def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, ...]:
         batch = len(observations)
-        told = torch.full((batch,), float(self.settings.get("told", 0)))
-        return torch.zeros(batch, dtype=torch.int64), self.number.expand(batch), told
+        published = torch.full((batch,), float(self.settings.get("published", 0)))
+        return torch.zeros(batch, dtype=torch.int64), self.number.expand(batch), published
 
 
-class Told(TorchPolicy):
+class SettingsPolicy(TorchPolicy):
+    """Policy that assigns its settings to its module."""
+
     def act(self, observations: Any, carry: Any) -> Action:
         self.module.settings = self.settings
         return super().act(observations, carry)
@@ -211,21 +219,19 @@ class Told(TorchPolicy):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["pickled", "module"])
-def test_an_evaluation_in_between_leaves_queued_rollouts_to_the_versions_they_were_promised(
-    kind: str, num_workers: int
-) -> None:
+def test_an_evaluation_does_not_change_the_versions_of_queued_rollouts(kind: str, num_workers: int) -> None:
     def version(number: int) -> Any:
         if kind == "pickled":
             return Versioned(number)
-        return Told(VersionedModule(number), "act", ("actions", "number", "told"))
+        return SettingsPolicy(VersionedModule(number), "act", ("actions", "number", "published"))
 
     with AsyncWorkerPool(
         [lambda: LedgerEnv(0)] * 2, version(0), num_workers=num_workers, rollout_length=2, prefetch=3
     ) as pool:
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=80)), start=1):
             assert (rollout.extras["number"] == rollout.policy_version).all()
-            assert (rollout.extras["told"] == rollout.policy_version).all()
-            pool.publish(version(number), told=number)
+            assert (rollout.extras["published"] == rollout.policy_version).all()
+            pool.publish(version(number), published=number)
             pool.evaluate(2)
 
 
@@ -266,11 +272,11 @@ def test_setup_environment_preload_threads_and_cleanup(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
-def test_torch_is_there_before_a_module_that_imports_it(tmp_path: Path) -> None:
-    """Imported once for all workers, where each would take seconds and have it in memory of its own."""
+def test_torch_is_preloaded_before_a_module_that_imports_it(tmp_path: Path) -> None:
+    # Otherwise each worker would import torch into its own memory, which takes seconds.
     (tmp_path / "mine.py").write_text(
-        "import sys\nTOLD = ['torch' in sys.modules]\nimport torch as th\nfrom parenv.testing import LedgerEnv\n"
-        "class Mine(LedgerEnv):\n    def told(self):\n        return TOLD\n"
+        "import sys\nPRELOADED = ['torch' in sys.modules]\nimport torch as th\nfrom parenv.testing import LedgerEnv\n"
+        "class Mine(LedgerEnv):\n    def preloaded(self):\n        return PRELOADED\n"
     )
     script = """
 import sys
@@ -278,12 +284,12 @@ sys.path.insert(0, sys.argv[1])
 import mine, numpy as np
 from parenv import AsyncWorkerPool
 with AsyncWorkerPool(lambda: mine.Mine(0), lambda seen: np.zeros(len(seen), np.int64), num_workers=2) as pool:
-    print(pool.call("told"))
+    print(pool.call("preloaded"))
 """
     assert printed_by(script, str(tmp_path)) == "([True], [True])\n"
 
 
-def test_a_worker_has_one_thread_unless_told_otherwise() -> None:
+def test_a_worker_has_one_thread_by_default() -> None:
     class Counting(LedgerEnv):
         def threads(self) -> Any:
             return [os.environ["OMP_NUM_THREADS"], torch.get_num_threads()]
@@ -292,7 +298,7 @@ def test_a_worker_has_one_thread_unless_told_otherwise() -> None:
         assert pool.call("threads") == (["1", 1],)
 
 
-def test_what_the_driver_registered_with_gymnasium_is_known_in_workers() -> None:
+def test_workers_can_make_environments_that_the_main_process_has_registered() -> None:
     class Mine(LedgerEnv):
         def __init__(self) -> None:
             super().__init__(3)
@@ -305,7 +311,7 @@ def test_what_the_driver_registered_with_gymnasium_is_known_in_workers() -> None
         del gym.registry["Mine-v0"]
 
 
-def test_the_newest_version_is_loaded_everywhere_on_demand() -> None:
+def test_synchronize_returns_the_newest_version() -> None:
     module = torch.nn.Linear(3, 1)
     policy = TorchPolicy(Wrapped(module), "act", ("actions", "digest"))
     with AsyncWorkerPool(lambda: LedgerEnv(0), policy, num_workers=3) as pool:
@@ -315,6 +321,8 @@ def test_the_newest_version_is_loaded_everywhere_on_demand() -> None:
 
 
 class Wrapped(torch.nn.Module):
+    """Module that returns the sum of the weights of an inner module with each action."""
+
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
         self.inner = inner

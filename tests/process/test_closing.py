@@ -1,4 +1,4 @@
-"""Closing a pool, a vector env or a population from another thread, from a signal handler, and at the end of all."""
+"""Check that pools, vector envs and populations can be closed from threads and signal handlers and at exit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATIENT = WorkerOptions(close_timeout_s=LATE_S)
 
 
 class Slow(Short):
-    """A step touches one file when it begins, and ends when another file is there."""
+    """Environment whose steps create one file and then wait for another."""
 
     def __init__(self, begun: Path, until: Path) -> None:
         self.begun, self.until = begun, until
@@ -43,6 +43,8 @@ class Slow(Short):
 
 
 class Pool:
+    """Pool and typical calls to it."""
+
     closed_error: type[Exception] = PoolClosedError
 
     def __init__(self, make: Callable[[], Any], folder: Path) -> None:
@@ -56,6 +58,8 @@ class Pool:
 
 
 class VectorEnv:
+    """Vector env and typical calls to it."""
+
     closed_error: type[Exception] = ClosedEnvironmentError
 
     def __init__(self, make: Callable[[], Any], folder: Path) -> None:
@@ -69,7 +73,9 @@ class VectorEnv:
         self.it.recv(batch_size=1)
 
 
-class OfMembers:
+class PopulationUser:
+    """Population and a typical call to it."""
+
     closed_error: type[Exception] = PoolClosedError
 
     def __init__(self, make: Callable[[], Any], folder: Path) -> None:
@@ -79,20 +85,18 @@ class OfMembers:
         next(self.it.reports())
 
 
-PRODUCTS: list[Any] = [Pool, VectorEnv, OfMembers]
+PRODUCTS: list[Any] = [Pool, VectorEnv, PopulationUser]
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_a_close_from_another_thread_ends_a_call_that_waits_with_an_error_of_its_own(
-    product: Any, tmp_path: Path
-) -> None:
+def test_a_close_from_another_thread_ends_a_waiting_call_with_an_error(product: Any, tmp_path: Path) -> None:
     begun, go = tmp_path / "begun", tmp_path / "go"
     user = product(lambda: Slow(begun, go), tmp_path)
     with ThreadPoolExecutor(2) as threads:
         call = threads.submit(user.use)
         until(begun.exists)
         closing = threads.submit(user.it.close)
-        # The call has ended, and closes, although no step has.
+        # The call has returned and is closing, although no step has ended.
         until(lambda: user.it._one_thread._closing)
         go.touch()
         with pytest.raises(user.closed_error, match=r"is closed$|after a call to `close\(\)`"):
@@ -104,7 +108,7 @@ def test_a_close_from_another_thread_ends_a_call_that_waits_with_an_error_of_its
 
 
 @pytest.mark.more
-def test_a_fork_server_that_was_stopped_goes_on_to_end_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_fork_server_is_continued_to_end_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parenv.placement.local.KILL_TIMEOUT_S", 1e6)
     workers = WorkerOptions(close_timeout_s=0.1, preload=("zipapp",))
     with AsyncWorkerPool(Short, zeros, num_workers=2, workers=workers) as pool:
@@ -147,7 +151,7 @@ use()
 @pytest.mark.more
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("end", ENDS)
-def test_a_script_ends_in_silence_whatever_it_does_at_its_end(end: str, product: Any, tmp_path: Path) -> None:
+def test_a_script_that_exits_during_a_call_prints_nothing(end: str, product: Any, tmp_path: Path) -> None:
     then, code = ENDS[end]
     script = SCRIPT.replace("PRODUCT", product.__name__).replace("FOLDER", str(tmp_path)) + then
     path = os.pathsep.join([*sys.path, *map(str, (Path(__file__).parent, Path(__file__).parent.parent))])
@@ -162,11 +166,11 @@ def test_a_script_ends_in_silence_whatever_it_does_at_its_end(end: str, product:
 
 
 class AtLine:
-    """Raises a signal at one line of this package, counted from when it is entered.
+    """Context manager that raises a signal before a line of parenv is executed.
 
     Args:
-        number: of the line; none is reached at -1.
-        signum: the signal.
+        number: Number of the line, counted in the order of execution. -1: raise no signal, only count the lines.
+        signum: Signal to raise.
     """
 
     def __init__(self, number: int, signum: int = signal.SIGTERM) -> None:
@@ -181,7 +185,7 @@ class AtLine:
         sys.settrace(self._before)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        # What is raised where a weak reference ends goes nowhere, by the rules of Python.
+        # Python ignores exceptions in callbacks of weak references, so the SystemExit of the handler would be lost.
         if f"{os.sep}parenv{os.sep}" not in frame.f_code.co_filename or is_called_by(frame, weakref.__file__):
             return None
         self.count += event == "line"
@@ -191,6 +195,7 @@ class AtLine:
 
 
 def is_called_by(frame: FrameType | None, file: str) -> bool:
+    """Return whether a frame or one of its callers is code of a file."""
     while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
     return frame is not None
@@ -198,6 +203,7 @@ def is_called_by(frame: FrameType | None, file: str) -> bool:
 
 @pytest.fixture
 def sigterm_handler() -> Iterator[Callable[[Any], None]]:
+    """Yield a function that sets the handler of SIGTERM, and restore the handler at the end."""
     before = signal.getsignal(signal.SIGTERM)
     yield lambda handler: void(signal.signal(signal.SIGTERM, handler))
     signal.signal(signal.SIGTERM, before)
@@ -213,7 +219,7 @@ def void(value: object) -> None:
 def test_a_signal_handler_may_close_and_exit_at_any_line(
     parts: int, product: Any, sigterm_handler: Any, tmp_path: Path
 ) -> None:
-    """Every so many lines, since there are thousands: once from each part of what a user does until all is closed."""
+    # There are thousands of lines, so a signal is raised at one line of each of ``parts`` equal parts.
     user = product(Short, tmp_path)
     with AtLine(-1) as lines:
         use_and_close(user)
@@ -227,15 +233,15 @@ def test_a_signal_handler_may_close_and_exit_at_any_line(
         user = product(Short, tmp_path)
         with AtLine((2 * part + 1) * lines.count // (2 * parts)) as at:
             code = use_and_close(user)
-        # The count depends on how often something was waited for.
+        # The number of lines varies with the number of waits, so the line may not be reached.
         assert code == 7 if at.count >= at.number else code is None
         assert user.it.closed
-        # As the interpreter does when it ends.
+        # The interpreter calls this when it exits.
         user.it._one_thread.end_of_use()
 
 
 def use_and_close(user: Any) -> Any:
-    """The code of ``sys.exit``, if that was called meanwhile."""
+    """Run the calls of a user and close it. Return the exit code if ``sys.exit`` was called, else ``None``."""
     try:
         user.use()
         user.it.close()
@@ -255,6 +261,6 @@ def test_ctrl_c_at_any_line_of_close_leaves_nothing_open(parts: int, product: An
         user = product(Short, tmp_path)
         with AtLine((2 * part + 1) * lines.count // (2 * parts), signal.SIGINT), contextlib.suppress(KeyboardInterrupt):
             user.it.close()
-        # Nothing was done yet if it came before the first line that does anything.
+        # If the signal came before the first effective line of close(), nothing is closed yet.
         user.it.close()
         assert user.it.closed

@@ -1,4 +1,4 @@
-"""Datasets have the whole episodes of a pool's rollouts, each once, and load at any moment."""
+"""Check that a dataset contains each whole episode of a pool's rollouts once and can be loaded at any moment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def whole(observations: Any, rewards: Any, ended_by: str) -> tuple[int, int]:
-    """The env_id and the number of a ledger's episode, which must be whole."""
+    """Check that an episode of a ledger is complete, and return its env_id and its number."""
     env_id, episode = observations[0, :2].tolist()
     length = episode_length(env_id, episode, 7)
     assert observations[:, :3].tolist() == [[env_id, episode, step] for step in range(length + 1)]
@@ -54,7 +54,7 @@ def whole(observations: Any, rewards: Any, ended_by: str) -> tuple[int, int]:
 
 
 def loaded(dataset_id: str) -> list[tuple[Any, dict[str, Any]]]:
-    """Episodes of a dataset, with their metadata."""
+    """Load the episodes of a dataset with their metadata, and check that only their last steps are marked as ends."""
     dataset = minari.load_dataset(dataset_id)
     about = list(dataset.storage.get_episode_metadata(range(dataset.total_episodes)))
     found = list(zip(dataset, about, strict=True)) if about else []
@@ -69,13 +69,14 @@ def loaded(dataset_id: str) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def ledger_episodes(dataset_id: str) -> list[tuple[int, int]]:
+    """Check that all episodes of a dataset of ledgers are complete, and return their env_ids and numbers."""
     found = loaded(dataset_id)
     assert all(about["env_id"] == episode.observations[0, 0] for episode, about in found)
     return [whole(episode.observations, episode.rewards, about["ended_by"]) for episode, about in found]
 
 
 def ended_in(rollout: Any) -> list[tuple[int, int]]:
-    """Ledger episodes that end in a rollout."""
+    """Return the env_ids and numbers of the ledger episodes that end in a rollout."""
     return [tuple(last[:2]) for last in rollout.final_observations.tolist()]
 
 
@@ -115,7 +116,7 @@ def native() -> Any:
 
 
 @pytest.mark.more
-def test_steps_of_a_vector_env_that_only_reset_are_left_out() -> None:
+def test_reset_steps_of_a_vector_env_are_left_out() -> None:
     ended: list[tuple[int, int]] = []
     with (
         AsyncWorkerPool(native, zeros, num_workers=0, num_envs=2, rollout_length=5) as pool,
@@ -129,7 +130,7 @@ def test_steps_of_a_vector_env_that_only_reset_are_left_out() -> None:
 
 
 class Walk(gym.Env[Any, Any]):
-    """A random walk that draws numbers in each step too."""
+    """Random walk that draws random numbers in resets and in steps."""
 
     def __init__(self) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -152,17 +153,19 @@ def walk() -> Any:
 
 
 def by_side(observations: Any, side: Any) -> Any:
+    """Draw random actions, which are 0 in the dimensions in which the info ``side`` is false."""
     return np.random.uniform(-1, 1, observations.shape).astype(np.float32) * side
 
 
 def replayed(env: Any, episode: Any, seed: int) -> Any:
+    """Return the observations of an environment that repeats the actions of an episode from its seed."""
     observations = [env.reset(seed=seed)[0]]
     return np.array([*observations, *(env.step(action)[0] for action in episode.actions)])
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_actions_replayed_from_a_seed_give_the_observations(mode: Any) -> None:
+def test_replayed_actions_and_seeds_reproduce_the_observations(mode: Any) -> None:
     with (
         AsyncWorkerPool("CartPole-v1", lean, num_envs=3, num_workers=2, mode=mode, episode_seeds=True) as pool,
         record_dataset(pool, "minari:me/more/cartpole-v3", metadata={"author": {"me"}, "algorithm_name": "lean"}),
@@ -179,7 +182,7 @@ def test_actions_replayed_from_a_seed_give_the_observations(mode: Any) -> None:
 
 
 @pytest.mark.more
-def test_infos_belong_to_the_observations_that_they_came_with() -> None:
+def test_infos_are_stored_with_their_observations() -> None:
     infos = {"side": None, "far": np.float32(0)}
     with (
         AsyncWorkerPool(walk, by_side, num_envs=3, num_workers=0, infos=infos, episode_seeds=True) as pool,
@@ -192,7 +195,9 @@ def test_infos_belong_to_the_observations_that_they_came_with() -> None:
     for episode, about in found:
         assert np.array_equal(replayed(walk(), episode, about["seed"]), episode.observations)
         assert episode.infos.keys() == {"side", "_side", "far", "_far"}
-        assert np.array_equal(episode.infos["side"], episode.observations > 0)  # The policy takes it, also at a reset.
+        assert np.array_equal(
+            episode.infos["side"], episode.observations > 0
+        )  # ``side`` is an argument of the policy, so resets have it too.
         assert episode.infos["_side"].all()
         far = about["ended_by"] == "terminated"
         assert episode.infos["_far"].tolist() == [False] * len(episode.rewards) + [far]
@@ -244,7 +249,7 @@ RESTART_ENV = WorkerOptions(on_env_error="restart_env")
     ],
     ids=["in process", "sync", "threads", "step workers"],
 )
-def test_an_episode_that_an_exception_or_a_step_worker_cut_is_left_out(
+def test_an_episode_that_is_cut_by_an_exception_or_a_dead_step_worker_is_left_out(
     fail: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     def fail_once(env: Any) -> None:
@@ -283,7 +288,7 @@ def test_a_recording_has_the_episodes_that_begin_and_end_in_its_block() -> None:
 
 @pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_a_pool_that_continues_in_the_block_has_no_half_episodes() -> None:
+def test_loading_a_state_in_the_block_leaves_no_partial_episodes() -> None:
     options: dict[str, Any] = {"num_workers": 0, "rollout_length": 4, "episode_seeds": True, "seed": 3}
     with AsyncWorkerPool([Stateful] * 2, zeros, **options) as pool:
         rollouts = pool.rollouts()
@@ -301,7 +306,7 @@ def test_a_pool_that_continues_in_the_block_has_no_half_episodes() -> None:
 
 
 class Stateful(gym.Env[Any, Any]):
-    """Counts its steps, has episodes of 5, and offers its state."""
+    """Environment with episodes of five steps, whose state can be read and set."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = gym.spaces.Box(0, 9, (1,), np.int64), gym.spaces.Discrete(2)
@@ -323,7 +328,7 @@ class Stateful(gym.Env[Any, Any]):
         self.steps = state["steps"]
 
 
-def test_kept_episodes_are_those_that_keep_wants() -> None:
+def test_keep_selects_the_episodes_of_the_dataset() -> None:
     offered: list[Episode] = []
 
     def keep(episode: Episode) -> bool:
@@ -420,7 +425,7 @@ def spaces_of(name: str) -> gym.Space[Any]:
 
 
 class Sampled(gym.Env[Any, Any]):
-    """Observations and actions of any space, in episodes of 5 steps."""
+    """Environment with episodes of five steps, whose observations are samples of a space."""
 
     def __init__(self, name: str) -> None:
         self.observation_space = self.action_space = spaces_of(name)
@@ -438,6 +443,7 @@ class Sampled(gym.Env[Any, Any]):
 
 
 def same(a: Any, b: Any) -> bool:
+    """Return whether two nested values are equal and their arrays have the same dtypes."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, tuple):
@@ -447,7 +453,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ["image", "dict", "text", "numbers", "single"])
-def test_spaces_of_minari_are_stored_without_a_loss(name: str) -> None:
+def test_values_of_spaces_that_minari_supports_are_stored_unchanged(name: str) -> None:
     kept: list[Episode] = []
     with (
         AsyncWorkerPool(
@@ -464,7 +470,7 @@ def test_spaces_of_minari_are_stored_without_a_loss(name: str) -> None:
 
 
 @pytest.mark.more
-def test_a_space_that_minari_does_not_know_is_refused(folder: Path) -> None:
+def test_a_space_that_minari_does_not_support_is_refused(folder: Path) -> None:
     env = functools.partial(Sampled, "sequence")
     with (
         AsyncWorkerPool(env, lambda observations: observations, num_workers=0, episode_seeds=True) as pool,
@@ -476,11 +482,12 @@ def test_a_space_that_minari_does_not_know_is_refused(folder: Path) -> None:
 
 
 def refused(pool: AsyncWorkerPool[Any], message: str, target: str = "minari:x-v0", **more: Any) -> None:
+    """Check that ``record_dataset`` raises ConfigurationError."""
     with pytest.raises(ConfigurationError, match=message), record_dataset(pool, target, **more):
         pass
 
 
-def test_wrong_arguments_are_refused_before_a_file_is_made(folder: Path) -> None:
+def test_wrong_arguments_are_refused_before_a_file_is_created(folder: Path) -> None:
     with AsyncWorkerPool(ledgers(1), zeros, num_workers=0, episode_seeds=True) as pool:
         refused(pool, "target must begin with \"minari:\", got 'lerobot:x'", "lerobot:x")
         refused(pool, "target must begin", "x-v0")
@@ -551,7 +558,7 @@ def test_a_dataset_that_exists_is_not_touched() -> None:
     assert ledger_episodes("me/ledger-v1") == []
 
 
-def test_of_two_runs_that_make_one_dataset_the_later_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_later_of_two_runs_that_create_one_dataset_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     new_storage, is_first = minari_writer.MinariWriter._new_storage, [True]
 
     def meanwhile(self: Any, path: Path) -> Any:
@@ -573,7 +580,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
         refused(pool, r"the dataset x-v0 cannot be made: .*Set MINARI_DATASETS_PATH to a folder")
 
 
-def test_without_minari_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_minari_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
     with AsyncWorkerPool(ledgers(1), zeros, num_workers=0, episode_seeds=True) as pool:
         refused(pool, r"parenv\[datasets\]")
@@ -592,7 +599,7 @@ def test_each_learner_has_its_own_dataset(monkeypatch: pytest.MonkeyPatch) -> No
     assert {env_id for env_id, _ in ledger_episodes("me/ledger-rank1-v2")} == {1}
 
 
-def test_a_full_disk_ends_the_recording_and_keeps_what_was_written() -> None:
+def test_a_full_disk_ends_the_recording_and_keeps_the_written_episodes() -> None:
     limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=0, rollout_length=20, episode_seeds=True) as pool:
         rollouts = pool.rollouts()
@@ -610,7 +617,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_was_written() -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, before)
-    # The episodes that could not be written were, when the disk had room again.
+    # The episodes that did not fit on the disk are written at the end of the block, when there is space again.
     assert len(ledger_episodes("ledger-v0")) == recording.num_episodes > written
 
 
@@ -642,6 +649,7 @@ print(calls)
 
 
 def record_until(fatal: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Record a dataset in a process that kills itself at the file operation with the number ``fatal``."""
     return subprocess.run(
         [sys.executable, "-c", KILLED, str(fatal)],
         env={**os.environ, "MINARI_DATASETS_PATH": str(folder)},
@@ -671,7 +679,7 @@ def test_a_process_that_is_killed_at_any_moment_leaves_a_dataset_that_loads(
 
 
 @pytest.mark.more
-def test_the_longest_episode_is_read_as_one() -> None:
+def test_an_episode_of_the_maximum_length_is_stored_and_a_longer_one_is_not() -> None:
     limit = minari_writer.MAX_STEPS
     with (
         AsyncWorkerPool(functools.partial(Long, limit), zeros, num_workers=0, rollout_length=5000, **SEEDED) as pool,
@@ -685,7 +693,7 @@ def test_the_longest_episode_is_read_as_one() -> None:
 
 
 class Long(gym.Env[Any, Any]):
-    """Episodes of the longest length, and of one step more."""
+    """Environment whose first episode has ``limit`` steps. Each further episode has one step more."""
 
     def __init__(self, limit: int) -> None:
         self.observation_space, self.action_space = gym.spaces.Box(0, 1e9, (1,), np.int64), gym.spaces.Discrete(2)
@@ -707,7 +715,7 @@ def metadata_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.more
-def test_only_finished_files_are_left(folder: Path) -> None:
+def test_no_temporary_files_are_left(folder: Path) -> None:
     with (
         AsyncWorkerPool(ledgers(2), zeros, num_workers=0, episode_seeds=True) as pool,
         record_dataset(pool, "minari:ledger-v0", flush_bytes=1) as recording,
