@@ -1,10 +1,14 @@
-"""A2C on CartPole-v1 with parallel workers that compute the gradients.
+"""Train A2C on CartPole-v1 with parallel workers that compute the gradients.
 
-Synchronous advantage actor-critic is A3C (Mnih et al., 2016, arXiv:1602.01783) without delays.
-All workers use the same version of the agent. Each acts for a few steps in its CartPole copies
-and computes the gradients of `loss_fn`. The main process takes one optimizer step with their
-mean and publishes the agent. Training ends when the mean return of the last 100 episodes
-reaches `--stop-return`.
+Advantage actor-critic, the synchronous variant of A3C (Mnih et al., 2016, arXiv:1602.01783). In each round, all workers
+use the same version of the agent. Each worker collects a short rollout and computes the gradient of `loss_fn`. The main
+process takes one optimizer step with the mean of the gradients and publishes the agent. Training stops when the mean
+return of the last 100 episodes reaches `--stop-return`.
+
+    python examples/a2c.py --num-workers 2
+
+prints the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the end.
+The last line has the metrics of the last gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 import torch
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -24,17 +28,17 @@ from parenv.returns import gae
 
 @dataclass
 class Args(CommonArgs):
-    total_env_steps: int = flag(400_000, "give up after so many env steps")
-    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
-    num_envs: int = flag(16, "environments")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    rollout_length: int = flag(16, "steps per environment between two updates")
-    learning_rate: float = flag(3e-3, "of the optimizer at the start; annealed to 0 at total_env_steps")
-    gamma: float = flag(0.99, "discount of a step")
-    gae_lambda: float = flag(0.95, "of the generalized advantage estimation")
-    entropy_coef: float = flag(0.0, "weight of the entropy in the loss")
-    value_coef: float = flag(0.5, "weight of the value loss")
-    max_grad_norm: float = flag(0.5, "to which gradients are clipped")
+    total_env_steps: int = flag(400_000, "Maximum number of env steps")
+    stop_return: float = flag(475.0, "Mean return of the last 100 episodes at which training stops")
+    num_envs: int = flag(16, "Number of environments")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
+    rollout_length: int = flag(16, "Env steps per environment and rollout")
+    learning_rate: float = flag(3e-3, "Initial learning rate, annealed linearly to 0 at total_env_steps")
+    gamma: float = flag(0.99, "Discount factor")
+    gae_lambda: float = flag(0.95, "Lambda of generalized advantage estimation (GAE)")
+    entropy_coef: float = flag(0.0, "Coefficient of the entropy bonus")
+    value_coef: float = flag(0.5, "Coefficient of the value loss")
+    max_grad_norm: float = flag(0.5, "Maximum norm of the gradient")
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -55,7 +59,7 @@ def mlp(inputs: int, outputs: int, last_gain: float, hidden: int = 64) -> nn.Seq
 
 
 class Agent(nn.Module):
-    """A policy network and, apart from it, a value network."""
+    """Policy network and value network, which share no layers."""
 
     def __init__(self, obs_size: int, num_actions: int) -> None:
         super().__init__()
@@ -82,7 +86,7 @@ def make_agent(env_id: str) -> Agent:
 
 def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
     def loss_fn(policy: TorchPolicy, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of one worker's rollout, fields of shape [T, B, ...]."""
+        """Return the loss and metrics of a rollout `[T, B, ...]`. The worker that collected it calls this function."""
         agent = policy.module
         _, log_prob, entropy, value = agent.get_action_and_value(rollout.observations, rollout.actions)
         with torch.no_grad():
@@ -128,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
             curve.add(env_steps, gradient.episodes.returns.tolist())
 
     curve.print_last()
-    keep(args, curve, agent)
+    save_results(args, curve, agent)
     print(*(f"{name} {value:.3f}" for name, value in gradient.metrics.items()), sep=", ")
     return curve
 

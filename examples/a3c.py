@@ -1,14 +1,17 @@
-"""A3C on CartPole-v1 with parallel workers, which compute the gradients or only collect.
+"""Train A3C on CartPole-v1 with parallel workers.
 
-Asynchronous advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783). Each worker acts for
-a few steps in its CartPole copies and computes the gradients of `loss_fn`. The main process
-takes an optimizer step with each gradient when it arrives, and publishes the agent. That worker
-continues with the new version while the others still use older ones. Training ends when the
-mean return of the last 100 episodes reaches `--stop-return`.
+Asynchronous advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783). Each worker collects a short rollout and
+computes the gradient of `loss_fn`. The main process takes an optimizer step with each gradient as soon as it arrives,
+and publishes the agent. That worker continues with the new version, while the other workers still use older versions.
+Training stops when the mean return of the last 100 episodes reaches `--stop-return`.
 
-With `--data-parallel` the workers send rollouts, and the main process computes the gradients.
-They are then gradients of the newest version, on actions of an older one. By default they are
-gradients of the version that acted, and move the newest one.
+By default, a gradient is computed with the weights of the version that acted, and applied to the newest version. With
+`--data-parallel`, workers send rollouts, and the main process computes the gradient with the newest weights.
+
+    python examples/a3c.py --num-workers 4
+
+prints the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the end.
+The last line has the number of updates by policy lag, which is the number of publishes since the worker's version.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -29,19 +32,19 @@ from parenv.returns import gae
 
 @dataclass
 class Args(CommonArgs):
-    data_parallel: bool = flag(False, "workers send rollouts instead of gradients")
-    total_env_steps: int = flag(500_000, "give up after so many env steps")
-    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
-    num_envs: int = flag(16, "environments")
-    num_workers: int = flag(4, "worker processes; 0: everything in one")
-    rollout_length: int = flag(32, "steps per environment between two updates")
-    learning_rate: float = flag(1e-3, "of the optimizer at the start; annealed to 0 at total_env_steps")
-    gamma: float = flag(0.99, "discount of a step")
-    gae_lambda: float = flag(0.95, "of the generalized advantage estimation")
-    entropy_coef: float = flag(0.01, "weight of the entropy in the loss")
-    value_coef: float = flag(0.5, "weight of the value loss")
-    worker_max_grad_norm: float = flag(0.5, "clipped on the worker, before it sends")
-    max_grad_norm: float = flag(0.5, "clipped on the driver, before its step")
+    data_parallel: bool = flag(False, "Workers send rollouts, and the main process computes the gradients")
+    total_env_steps: int = flag(500_000, "Maximum number of env steps")
+    stop_return: float = flag(475.0, "Mean return of the last 100 episodes at which training stops")
+    num_envs: int = flag(16, "Number of environments")
+    num_workers: int = flag(4, "Number of worker processes; 0: run everything in the main process")
+    rollout_length: int = flag(32, "Env steps per environment and rollout")
+    learning_rate: float = flag(1e-3, "Initial learning rate, annealed linearly to 0 at total_env_steps")
+    gamma: float = flag(0.99, "Discount factor")
+    gae_lambda: float = flag(0.95, "Lambda of generalized advantage estimation (GAE)")
+    entropy_coef: float = flag(0.01, "Coefficient of the entropy bonus")
+    value_coef: float = flag(0.5, "Coefficient of the value loss")
+    worker_max_grad_norm: float = flag(0.5, "Maximum norm of a worker's gradient, clipped on the worker")
+    max_grad_norm: float = flag(0.5, "Maximum norm of the gradient of an optimizer step")
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -62,7 +65,7 @@ def mlp(inputs: int, outputs: int, last_gain: float, hidden: int = 64) -> nn.Seq
 
 
 class Agent(nn.Module):
-    """A policy network and, apart from it, a value network."""
+    """Policy network and value network, which share no layers."""
 
     def __init__(self, obs_size: int, num_actions: int) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ def make_agent(env_id: str) -> Agent:
 
 def make_loss_fn(args: Args) -> Callable[[TorchPolicy, Rollout], Tensor]:
     def loss_fn(policy: TorchPolicy, rollout: Rollout) -> Tensor:
-        """The loss of a rollout by one worker, fields of shape [T, B, ...]; runs wherever backward does."""
+        """Return the loss of a rollout `[T, B, ...]`, on the worker or, with `--data-parallel`, in the main process."""
         agent = policy.module
         _, log_prob, entropy, value = agent.get_action_and_value(rollout.observations, rollout.actions)
         with torch.no_grad():
@@ -105,25 +108,27 @@ def make_loss_fn(args: Args) -> Callable[[TorchPolicy, Rollout], Tensor]:
 
 
 def make_pool(args: Args, policy: TorchPolicy) -> AsyncWorkerPool:
-    clipping = GradientOptions(worker_max_norm=args.worker_max_grad_norm, max_norm=args.max_grad_norm)
-    design: Any = {"parallelism": "gradient", "loss_fn": make_loss_fn(args), "gradient": clipping}
+    options = GradientOptions(worker_max_norm=args.worker_max_grad_norm, max_norm=args.max_grad_norm)
+    parallelism: Any = {"parallelism": "gradient", "loss_fn": make_loss_fn(args), "gradient": options}
     if args.data_parallel:
-        design = {"parallelism": "experience"}
+        parallelism = {"parallelism": "experience"}
     return AsyncWorkerPool(
         args.env_id,
         policy,
         mode="async",
-        prefetch=0,  # a worker waits for the update that its own rollout or gradient leads to
+        prefetch=0,  # a worker continues after the update with its own rollout or gradient
         num_envs=args.num_envs,
         num_workers=args.num_workers,
         rollout_length=args.rollout_length,
         seed=args.seed,
-        **design,
+        **parallelism,
     )
 
 
 class LaggingCurve(Curve):
-    policy_lag: Mapping[int, int] = {}  # how many arrivals had which lag, in publishes
+    """Learning curve with the policy lag of the updates."""
+
+    policy_lag: Mapping[int, int] = {}  # number of updates by policy lag in publishes
 
 
 def main(argv: Sequence[str] | None = None) -> LaggingCurve:
@@ -161,8 +166,8 @@ def main(argv: Sequence[str] | None = None) -> LaggingCurve:
         curve.policy_lag = pool.statistics().policy_lag
 
     curve.print_last()
-    keep(args, curve, agent)
-    print("policy lag in publishes, and how often:", *(f"{lag}: {count}" for lag, count in curve.policy_lag.items()))
+    save_results(args, curve, agent)
+    print(f"updates by policy lag: {dict(curve.policy_lag)}")
     return curve
 
 

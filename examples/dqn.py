@@ -1,9 +1,17 @@
-"""Double DQN on CartPole-v1 with parallel workers: dqn_plain.py, its collecting done by a parenv pool.
+"""Train double DQN on CartPole-v1 with parallel workers.
 
-Deep Q-learning (Mnih et al., 2015) with the double estimator (van Hasselt et al., 2016) and a
-slowly moving target network. Short rollouts of an epsilon-greedy policy fill a replay buffer.
-After each rollout the Q-network takes some gradient steps on samples from the buffer. Training
-ends when the mean return of the last 100 episodes reaches `--stop-return`.
+Deep Q-learning (Mnih et al., 2015, Nature 518:529-533) with double Q-learning (van Hasselt et al., 2016,
+arXiv:1509.06461) and a target network that follows the Q-network by Polyak averaging. An epsilon-greedy policy collects
+short rollouts into a replay buffer. Several gradient steps on random batches follow each rollout. Training stops when
+the mean return of the last 100 episodes reaches `--stop-return`.
+
+The first program has no workers, the second one uses the workers of parenv:
+
+    python examples/dqn_plain.py
+    python examples/dqn.py --num-workers 2
+
+Both print the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the
+end.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
 import torch
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 
 from parenv import AsyncWorkerPool, Stop, TorchPolicy
@@ -23,27 +31,29 @@ from parenv import AsyncWorkerPool, Stop, TorchPolicy
 
 @dataclass
 class Args(CommonArgs):
-    total_env_steps: int = flag(250_000, "give up after so many env steps")
-    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
-    num_envs: int = flag(8, "environments")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    mode: str = flag("sync", "async: collecting and learning overlap", choices=("sync", "async"))
-    rollout_length: int = flag(16, "steps per environment between two rounds of gradient steps")
-    gradient_steps: int = flag(16, "in each round")
-    learning_starts: int = flag(2_000, "env steps before the first round")
-    learning_rate: float = flag(5e-4, "of the optimizer at the start; annealed to 0 at total_env_steps")
-    gamma: float = flag(0.99, "discount of a step")
-    batch_size: int = flag(128, "samples of a gradient step")
-    buffer_size: int = flag(100_000, "transitions that the replay buffer holds")
-    target_rate: float = flag(0.01, "how far the target network moves in each gradient step")
-    epsilon_start: float = flag(1.0, "share of random actions at first")
-    epsilon_end: float = flag(0.01, "share of random actions in the end")
-    epsilon_steps: int = flag(20_000, "env steps from the first to the last epsilon")
-    max_grad_norm: float = flag(10.0, "to which gradients are clipped")
+    total_env_steps: int = flag(250_000, "Maximum number of env steps")
+    stop_return: float = flag(475.0, "Mean return of the last 100 episodes at which training stops")
+    num_envs: int = flag(8, "Number of environments")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
+    mode: str = flag(
+        "sync", "sync: workers wait for the learner; async: they collect meanwhile", choices=("sync", "async")
+    )
+    rollout_length: int = flag(16, "Env steps per environment and rollout")
+    gradient_steps: int = flag(16, "Number of gradient steps after each rollout")
+    learning_starts: int = flag(2_000, "Env steps before the first gradient step")
+    learning_rate: float = flag(5e-4, "Initial learning rate, annealed linearly to 0 at total_env_steps")
+    gamma: float = flag(0.99, "Discount factor")
+    batch_size: int = flag(128, "Number of transitions per batch")
+    buffer_size: int = flag(100_000, "Capacity of the replay buffer in transitions")
+    tau: float = flag(0.01, "Polyak averaging coefficient of the target network")
+    epsilon_start: float = flag(1.0, "Initial probability of a random action")
+    epsilon_end: float = flag(0.01, "Final probability of a random action")
+    epsilon_steps: int = flag(20_000, "Env steps over which epsilon decays linearly")
+    max_grad_norm: float = flag(10.0, "Maximum norm of the gradient")
 
 
 class QNetwork(nn.Module):
-    """Action values. `epsilon` is a buffer, so that it goes wherever the weights go."""
+    """Q-network with an epsilon-greedy policy. `epsilon` is a buffer, so that it is copied with the weights."""
 
     epsilon: Tensor
 
@@ -63,7 +73,7 @@ class QNetwork(nn.Module):
         return values
 
     def act(self, obs: Tensor) -> Tensor:
-        """Epsilon-greedy actions."""
+        """Return epsilon-greedy actions."""
         values = self(obs)
         explore = torch.rand(len(values)) < self.epsilon
         random_actions = torch.randint(values.shape[-1], (len(values),))
@@ -78,7 +88,7 @@ def make_q_network(env_id: str) -> QNetwork:
 
 
 class ReplayBuffer:
-    """The last `size` transitions. Add them in blocks of any leading shape, sample a batch."""
+    """Ring buffer of the last `size` transitions."""
 
     def __init__(self, size: int, obs_shape: tuple[int, ...], seed: int) -> None:
         self.obs = np.zeros((size, *obs_shape), np.float32)
@@ -93,7 +103,7 @@ class ReplayBuffer:
         return min(self.added, self.size)
 
     def add(self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, terminated: Tensor) -> None:
-        """`next_obs` must be what the action led to, also where the episode ended there."""
+        """Add transitions of any leading shape. At the end of an episode, `next_obs` must be its last observation."""
         count = actions.numel()
         rows = (self.added + np.arange(count)) % self.size
         self.obs[rows] = obs.reshape(count, *self.obs.shape[1:]).numpy()
@@ -104,6 +114,7 @@ class ReplayBuffer:
         self.added += count
 
     def sample(self, batch_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return `batch_size` random transitions, drawn with replacement."""
         rows = self.rng.integers(len(self), size=batch_size)
         return (
             torch.from_numpy(self.obs[rows]),
@@ -122,9 +133,9 @@ def update(
     args: Args,
     env_steps: int,
 ) -> None:
-    """Set epsilon for the next rollout, then take `args.gradient_steps` steps."""
-    done = min(1.0, env_steps / args.epsilon_steps)
-    q_network.epsilon.fill_(args.epsilon_start + done * (args.epsilon_end - args.epsilon_start))
+    """Set epsilon for the next rollout, then take `args.gradient_steps` gradient steps."""
+    progress = min(1.0, env_steps / args.epsilon_steps)
+    q_network.epsilon.fill_(args.epsilon_start + progress * (args.epsilon_end - args.epsilon_start))
     if env_steps < args.learning_starts:
         return
     for group in optimizer.param_groups:
@@ -132,18 +143,19 @@ def update(
     for _ in range(args.gradient_steps):
         obs, actions, rewards, next_obs, terminated = buffer.sample(args.batch_size)
         with torch.no_grad():
-            best = q_network(next_obs).argmax(-1, keepdim=True)
-            next_value = target(next_obs).gather(-1, best).squeeze(-1)
-            wanted = rewards + args.gamma * (1.0 - terminated) * next_value
+            # Double Q-learning: the Q-network selects the next action, and the target network evaluates it.
+            next_actions = q_network(next_obs).argmax(-1, keepdim=True)
+            next_value = target(next_obs).gather(-1, next_actions).squeeze(-1)
+            td_target = rewards + args.gamma * (1.0 - terminated) * next_value
         value = q_network(obs).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-        loss = nn.functional.smooth_l1_loss(value, wanted)
+        loss = nn.functional.smooth_l1_loss(value, td_target)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(q_network.parameters(), args.max_grad_norm)
         optimizer.step()
         with torch.no_grad():
-            for slow, fast in zip(target.parameters(), q_network.parameters(), strict=True):
-                slow.lerp_(fast, args.target_rate)
+            for target_param, param in zip(target.parameters(), q_network.parameters(), strict=True):
+                target_param.lerp_(param, args.tau)
 
 
 def main(argv: Sequence[str] | None = None) -> Curve:
@@ -159,18 +171,18 @@ def main(argv: Sequence[str] | None = None) -> Curve:
     buffer = ReplayBuffer(args.buffer_size, obs_shape, args.seed)
 
     policy = TorchPolicy(q_network, "act", ("actions",))
-    size = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
-    with AsyncWorkerPool(args.env_id, policy, mode=args.mode, seed=args.seed, **size) as pool:
+    sizes = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
+    with AsyncWorkerPool(args.env_id, policy, mode=args.mode, seed=args.seed, **sizes) as pool:
         for rollout in pool.rollouts(Stop(args.total_env_steps, mean_return=args.stop_return)):
             env_steps = pool.statistics().env_steps
-            new = rollout.to("cpu").transitions()
+            new = rollout.to("cpu").transitions()  # [T * num_envs, ...], with true next observations
             buffer.add(new.observations, new.actions, new.rewards, new.next_observations, new.terminated)
             update(q_network, target, optimizer, buffer, args, env_steps)
             pool.publish(q_network)
             curve.add(env_steps, rollout.episodes.returns.tolist())
 
     curve.print_last()
-    keep(args, curve, q_network)
+    save_results(args, curve, q_network)
     return curve
 
 

@@ -1,13 +1,16 @@
-"""Double DQN on CartPole-v1 by several learners that hold the same network: dqn.py, its learning done by many.
+"""Train double DQN on CartPole-v1 with one or several data-parallel learners.
 
-Alone, or as many as `torchrun` starts, on one machine or several:
+The algorithm is the one of dqn.py. `torchrun` starts any number of learners, on one machine or several:
 
     python examples/dqn_ddp.py
     torchrun --nproc-per-node 2 examples/dqn_ddp.py --iterations 100 200 500 1000
 
-All learners run this file with the same arguments. Together they collect and learn as much as one alone: parenv gives
-each its share of the environments and workers, and each samples its share of the batch from its own transitions. The
-mean of the gradients keeps the networks bitwise identical.
+All learners run this program with the same arguments. Together, they collect as many env steps and learn from as many
+samples as a single learner. parenv gives each learner its part of the environments and workers. Each learner samples
+its part of a batch from its own replay buffer. Averaging the gradients keeps the networks bitwise identical.
+
+Rank 0 prints a row after each number of `--iterations`: iterations, seconds of training, mean loss, env steps, and mean
+length of the evaluation episodes. On CartPole-v1, the length of an episode is its return.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from dqn import QNetwork, ReplayBuffer
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 
 from parenv import AsyncWorkerPool, TorchPolicy
@@ -34,44 +37,46 @@ from parenv.learning import all_reduce_gradients
 
 @dataclass
 class Args(CommonArgs):
-    iterations: tuple[int, ...] = flag((500,), "where to report; the training ends at the largest")
-    num_envs: int = flag(8, "of all learners together, as are the next one and the batch size")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    rollout_length: int = flag(16, "steps per environment in an iteration")
-    gradient_steps: int = flag(16, "in an iteration")
-    learning_starts: int = flag(2_000, "env steps before the first gradient step")
-    learning_rate: float = flag(5e-4, "of the optimizer")
-    gamma: float = flag(0.99, "discount of a step")
-    batch_size: int = flag(128, "samples of a gradient step")
-    buffer_size: int = flag(100_000, "transitions that the replay buffer holds")
-    target_rate: float = flag(0.01, "how far the target network moves in each gradient step")
-    epsilon_start: float = flag(1.0, "share of random actions at first")
-    epsilon_end: float = flag(0.02, "share of random actions in the end")
-    epsilon_steps: int = flag(20_000, "env steps from the first to the last epsilon")
-    max_grad_norm: float = flag(10.0, "to which gradients are clipped")
-    evaluation_episodes: int = flag(20, "at each report")
+    iterations: tuple[int, ...] = flag(
+        (500,), "Iterations after which to evaluate and print a row; the last one ends the training"
+    )
+    num_envs: int = flag(8, "Number of environments of all learners together")
+    num_workers: int = flag(2, "Number of worker processes of all learners together; 0: run everything in the learners")
+    rollout_length: int = flag(16, "Env steps per environment and iteration")
+    gradient_steps: int = flag(16, "Number of gradient steps per iteration")
+    learning_starts: int = flag(2_000, "Env steps of all learners together before the first gradient step")
+    learning_rate: float = flag(5e-4, "Learning rate")
+    gamma: float = flag(0.99, "Discount factor")
+    batch_size: int = flag(128, "Number of transitions per batch, of all learners together")
+    buffer_size: int = flag(100_000, "Capacity of all replay buffers together in transitions")
+    tau: float = flag(0.01, "Polyak averaging coefficient of the target network")
+    epsilon_start: float = flag(1.0, "Initial probability of a random action")
+    epsilon_end: float = flag(0.02, "Final probability of a random action")
+    epsilon_steps: int = flag(20_000, "Env steps over which epsilon decays linearly")
+    max_grad_norm: float = flag(10.0, "Maximum norm of the gradient")
+    evaluation_episodes: int = flag(20, "Number of evaluation episodes per row, of all learners together")
 
 
 class Row(NamedTuple):
-    """Report of all learners after some number of iterations."""
+    """Measurements of all learners after a number of iterations."""
 
     iterations: int
-    seconds: float  # of training
-    loss: float  # mean over the gradient steps since the last report; NaN without any
+    seconds: float  # training time without evaluations
+    loss: float  # mean of the gradient steps since the last row; NaN if there were none
     env_steps: int
-    steps_balanced: float  # mean length of the evaluation's episodes
+    steps_balanced: float  # mean length of the evaluation episodes
 
     def __str__(self) -> str:
         return f"{self[0]:10d}  {self[1]:8.1f}  {self[2]:8.5f}  {self[3]:9d}  {self[4]:25.1f}"
 
 
-TITLE = f"{'iterations':>10}  {'seconds':>8}  {'loss':>8}  {'env steps':>9}  {'steps balanced afterwards':>25}"
+TITLE = f"{'iterations':>10}  {'seconds':>8}  {'loss':>8}  {'env steps':>9}  {'evaluation episode length':>25}"
 
 
 class Agent(QNetwork):
-    """The Q-network of dqn.py, which can also do without exploration."""
+    """Q-network of dqn.py with greedy actions for the evaluation."""
 
-    def best(self, obs: Tensor) -> Tensor:
+    def greedy(self, obs: Tensor) -> Tensor:
         values: Tensor = self(obs)
         return values.argmax(-1)
 
@@ -83,12 +88,12 @@ def make_agent(env_id: str) -> Agent:
 
 
 def join_learners() -> torch.device:
-    """Meet the other processes of torchrun, if there are any; where to learn: on a GPU each, or on the CPU."""
+    """Join the process group of torchrun, if there is one. Return the device: a GPU per learner, or the CPU."""
     local_rank, local_world_size = (int(os.environ.get(f"LOCAL_{key}", 0)) for key in ("RANK", "WORLD_SIZE"))
-    on_gpus = torch.cuda.device_count() >= max(1, local_world_size)
-    device = torch.device("cuda", local_rank) if on_gpus else torch.device("cpu")
+    use_cuda = torch.cuda.device_count() >= max(1, local_world_size)
+    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if "WORLD_SIZE" in os.environ:
-        dist.init_process_group("nccl" if on_gpus else "gloo", device_id=device if on_gpus else None)
+        dist.init_process_group("nccl" if use_cuda else "gloo", device_id=device if use_cuda else None)
     return device
 
 
@@ -100,32 +105,34 @@ def mean_over_learners(value: float, device: torch.device) -> float:
     return mean.item()
 
 
-def assert_all_learners_have_equal(module: nn.Module) -> None:
-    """Raise an error unless the parameters are bitwise equal. As integers, 0.0 and -0.0 differ."""
-    mine = torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).view(torch.int32)
-    first = mine.clone()
+def assert_equal_on_all_learners(module: nn.Module) -> None:
+    """Raise an error if the parameters are not bitwise identical to the parameters of rank 0."""
+    # Compare the bits as integers, because 0.0 == -0.0.
+    local = torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).view(torch.int32)
+    first = local.clone()
     if dist.is_initialized():
         dist.broadcast(first, src=0)
-    assert torch.equal(mine, first), "this learner's network is not that of rank 0"
+    assert torch.equal(local, first), "the network of this learner differs from the network of rank 0"
 
 
 def double_q_loss(agent: Agent, target: Agent, batch: Sequence[Tensor], gamma: float) -> Tensor:
     obs, actions, rewards, next_obs, terminated = batch
     with torch.no_grad():
-        best = agent.best(next_obs).unsqueeze(-1)
-        wanted = rewards + gamma * (1.0 - terminated) * target(next_obs).gather(-1, best).squeeze(-1)
+        # Double Q-learning: the Q-network selects the next action, and the target network evaluates it.
+        next_actions = agent.greedy(next_obs).unsqueeze(-1)
+        td_target = rewards + gamma * (1.0 - terminated) * target(next_obs).gather(-1, next_actions).squeeze(-1)
     value = agent(obs).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    return nn.functional.smooth_l1_loss(value, wanted)
+    return nn.functional.smooth_l1_loss(value, td_target)
 
 
 def train(args: Args, device: torch.device) -> list[Row]:
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if args.batch_size % world_size:
-        raise ValueError(f"a batch of {args.batch_size} cannot be shared evenly by {world_size} learners")
-    torch.manual_seed(args.seed)  # the same for all, so that the networks begin equal
+        raise ValueError(f"--batch-size must be a multiple of the {world_size} learners, got {args.batch_size}")
+    torch.manual_seed(args.seed)  # all learners start with the same weights
     agent = make_agent(args.env_id)
     agent.to(device)
-    policy = TorchPolicy(agent, "act", ("actions",), deterministic_method="best")
+    policy = TorchPolicy(agent, "act", ("actions",), deterministic_method="greedy")
     target = copy.deepcopy(agent)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     obs_shape = (agent.layers[0].in_features,)
@@ -139,15 +146,15 @@ def train(args: Args, device: torch.device) -> list[Row]:
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
-        all_reduce_gradients(agent)  # the one line that makes this several learners
+        all_reduce_gradients(agent)  # mean over all learners; the only change for data parallelism
         nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
         optimizer.step()
         with torch.no_grad():
-            for slow, fast in zip(target.parameters(), agent.parameters(), strict=True):
-                slow.lerp_(fast, args.target_rate)
+            for target_param, param in zip(target.parameters(), agent.parameters(), strict=True):
+                target_param.lerp_(param, args.tau)
 
-    size = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
-    with AsyncWorkerPool(args.env_id, policy, mode="sync", seed=args.seed, **size) as pool:
+    sizes = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
+    with AsyncWorkerPool(args.env_id, policy, mode="sync", seed=args.seed, **sizes) as pool:
         started = time.perf_counter()
         for iteration, rollout in enumerate(islice(pool.rollouts(), max(args.iterations)), start=1):
             env_steps = iteration * args.rollout_length * args.num_envs  # of all learners
@@ -156,24 +163,24 @@ def train(args: Args, device: torch.device) -> list[Row]:
             if env_steps >= args.learning_starts:
                 for _ in range(args.gradient_steps):
                     update()
-            done = min(1.0, env_steps / args.epsilon_steps)
-            agent.epsilon.fill_(args.epsilon_start + done * (args.epsilon_end - args.epsilon_start))
+            progress = min(1.0, env_steps / args.epsilon_steps)
+            agent.epsilon.fill_(args.epsilon_start + progress * (args.epsilon_end - args.epsilon_start))
             pool.publish(agent)
             if iteration in args.iterations:
                 seconds = time.perf_counter() - started
-                mine = pool.evaluate(max(1, args.evaluation_episodes // world_size), deterministic=True)
+                evaluation = pool.evaluate(max(1, args.evaluation_episodes // world_size), deterministic=True)
                 loss = mean_over_learners(float(np.mean(losses)) if losses else float("nan"), device)
-                balanced = mean_over_learners(float(mine.lengths.mean()), device)
-                rows.append(Row(iteration, seconds, loss, env_steps, balanced))
+                length = mean_over_learners(float(evaluation.lengths.mean()), device)
+                rows.append(Row(iteration, seconds, loss, env_steps, length))
                 losses.clear()
                 if rank == 0:
                     print(*([TITLE] if len(rows) == 1 else []), rows[-1], sep="\n", flush=True)
-                started = time.perf_counter() - seconds
-        assert_all_learners_have_equal(agent)
+                started = time.perf_counter() - seconds  # excludes the evaluation
+        assert_equal_on_all_learners(agent)
     if rank == 0:
         curve = Curve(window=args.evaluation_episodes)
         curve.points = [(row.env_steps, row.seconds, row.steps_balanced) for row in rows]
-        keep(args, curve, agent)
+        save_results(args, curve, agent)
     return rows
 
 

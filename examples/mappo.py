@@ -1,8 +1,13 @@
-"""MAPPO on simple_spread: three agents that share a policy, and a critic that sees the state of all of them.
+"""Train MAPPO on simple_spread: three agents share a policy, and a centralized critic sees the global state.
 
-Multi-Agent PPO (Yu et al., 2022): every agent acts on what it observes itself, while the critic, which is only needed
-to learn, is given the state of the whole environment. The three have to cover three landmarks without running into one
-another. Needs `pip install "parenv[agents]"`.
+Multi-Agent PPO (Yu et al., 2022, arXiv:2103.01955). Each agent acts on its own observation. The critic, which only
+training needs, evaluates the state of the whole environment. The agents have to cover three landmarks and avoid
+collisions. Training stops when the mean return of all agents over the last 100 episodes reaches `--stop-return`.
+
+    pip install "parenv[agents]"
+    python examples/mappo.py --num-workers 2
+
+prints the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the end.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -22,20 +27,20 @@ from parenv.returns import gae
 
 @dataclass
 class Args(CommonArgs):
-    env_id: str = flag("simple_spread_v3", "an environment of mpe2 whose agents all have the same spaces")
-    total_env_steps: int = flag(400_000, "give up after so many env steps")
-    stop_return: float = flag(-50.0, "mean return of the last 100 episodes, of all agents, that ends the training")
-    num_envs: int = flag(32, "environments")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    rollout_length: int = flag(50, "steps per environment between two updates")
-    learning_rate: float = flag(7e-4, "of both optimizers")
-    gamma: float = flag(0.95, "discount of a step")
-    gae_lambda: float = flag(0.95, "of the generalized advantage estimation")
-    epochs: int = flag(10, "passes over each rollout")
-    minibatches: int = flag(4, "of each pass")
-    clip_range: float = flag(0.2, "of the ratio of probabilities")
-    entropy_coef: float = flag(0.01, "weight of the entropy in the loss")
-    max_grad_norm: float = flag(0.5, "to which gradients are clipped")
+    env_id: str = flag("simple_spread_v3", "Module of an mpe2 environment whose agents have equal spaces")
+    total_env_steps: int = flag(400_000, "Maximum number of env steps")
+    stop_return: float = flag(-50.0, "Mean return of all agents over the last 100 episodes at which training stops")
+    num_envs: int = flag(32, "Number of environments")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
+    rollout_length: int = flag(50, "Env steps per environment and rollout")
+    learning_rate: float = flag(7e-4, "Learning rate of the actor and the critic")
+    gamma: float = flag(0.95, "Discount factor")
+    gae_lambda: float = flag(0.95, "Lambda of generalized advantage estimation (GAE)")
+    epochs: int = flag(10, "Number of passes over each rollout")
+    minibatches: int = flag(4, "Number of minibatches per pass")
+    clip_range: float = flag(0.2, "Clipping range of the probability ratio")
+    entropy_coef: float = flag(0.01, "Coefficient of the entropy bonus")
+    max_grad_norm: float = flag(0.5, "Maximum norm of the gradient")
 
 
 def mlp(inputs: int, outputs: int, hidden: int = 64) -> nn.Sequential:
@@ -45,7 +50,7 @@ def mlp(inputs: int, outputs: int, hidden: int = 64) -> nn.Sequential:
 
 
 class Actor(nn.Module):
-    """Acts on what one agent observes."""
+    """Decentralized policy: acts on the observation of one agent."""
 
     def __init__(self, obs_size: int, num_actions: int) -> None:
         super().__init__()
@@ -61,14 +66,14 @@ class Actor(nn.Module):
 
 
 class Agent(nn.Module):
-    """The actor, and the critic that sees the state."""
+    """Actor of all agents, and a centralized critic of the global state."""
 
     def __init__(self, obs_size: int, num_actions: int, state_size: int) -> None:
         super().__init__()
         self.actor, self.critic = Actor(obs_size, num_actions), mlp(state_size, 1)
 
     def values(self, states: Tensor, num_agents: int) -> Tensor:
-        """Return the value of the state for the row of each agent: [T, B, *state] to [T, B * agents]."""
+        """Return the values `[T, B * num_agents]` of states `[T, B, *state]`, repeated for the agents of each state."""
         values: Tensor = self.critic(states).squeeze(-1)
         return values.repeat_interleave(num_agents, dim=1)
 
@@ -88,25 +93,27 @@ def make_agent(env_id: str) -> Agent:
 
 
 def update(agent: Agent, optimizer: torch.optim.Optimizer, args: Args, rollout: RolloutsByPolicy) -> None:
+    """Update the agent with one rollout. Rows of `rollout["agent"]` are agents: `[T, num_envs * num_agents, ...]`."""
     rows = rollout["agent"]
     num_agents = len(rows.agents) // len(rollout.env_ids)
     states, next_states = rollout.states, rollout.next_states()
     with torch.no_grad():
-        values, next_values = (agent.values(seen, num_agents) for seen in (states, next_states))
+        values, next_values = (agent.values(s, num_agents) for s in (states, next_states))
         steps = (rows.rewards, values, next_values, rows.terminated, rows.truncated)
         advantages, returns = gae(*steps, gamma=args.gamma, gae_lambda=args.gae_lambda, alive=rows.alive)
     advantages = (advantages - advantages[rows.alive].mean()) / (advantages[rows.alive].std() + 1e-8)
-    of_rows = [x.flatten(0, 1) for x in (rows.observations, rows.actions, rows.extras["log_prob"], advantages, returns)]
-    every_state = states.repeat_interleave(num_agents, dim=1).flatten(0, 1)
+    batch = [x.flatten(0, 1) for x in (rows.observations, rows.actions, rows.extras["log_prob"], advantages, returns)]
+    row_states = states.repeat_interleave(num_agents, dim=1).flatten(0, 1)
+    # Only entries in which the agent is alive are transitions.
     alive = rows.alive.flatten().nonzero().squeeze(-1)
     for _ in range(args.epochs):
-        for part in alive[torch.randperm(len(alive))].chunk(args.minibatches):
-            obs, actions, log_probs, weight, targets = (x[part] for x in of_rows)
+        for indices in alive[torch.randperm(len(alive))].chunk(args.minibatches):
+            obs, actions, log_probs, b_advantages, targets = (x[indices] for x in batch)
             policy = agent.actor.policy(obs)
             ratio = (policy.log_prob(actions) - log_probs).exp()
             clipped = ratio.clamp(1.0 - args.clip_range, 1.0 + args.clip_range)
-            policy_loss = -torch.min(weight * ratio, weight * clipped).mean()
-            value_loss = (agent.critic(every_state[part]).squeeze(-1) - targets).square().mean()
+            policy_loss = -torch.min(b_advantages * ratio, b_advantages * clipped).mean()
+            value_loss = (agent.critic(row_states[indices]).squeeze(-1) - targets).square().mean()
             optimizer.zero_grad()
             (policy_loss + 0.5 * value_loss - args.entropy_coef * policy.entropy().mean()).backward()
             nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -115,9 +122,9 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, args: Args, rollout: 
 
 def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
     policies = {"agent": TorchPolicy(agent.actor, "act", ("actions", "log_prob"))}
-    size = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
+    sizes = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
     env_id = args.env_id
-    return AsyncWorkerPool(lambda: make_env(env_id), policies, mode="sync", seed=args.seed, **size)
+    return AsyncWorkerPool(lambda: make_env(env_id), policies, mode="sync", seed=args.seed, **sizes)
 
 
 def main(argv: Sequence[str] | None = None) -> Curve:
@@ -135,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
             curve.add(pool.statistics().env_steps, rollout.episodes.returns.tolist())
 
     curve.print_last()
-    keep(args, curve, agent)
+    save_results(args, curve, agent)
     return curve
 
 

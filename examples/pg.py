@@ -1,9 +1,13 @@
-"""Monte-Carlo policy gradient on CartPole-v1 with parallel workers that compute the gradients.
+"""Train REINFORCE with a baseline on CartPole-v1 with parallel workers that compute the gradients.
 
-REINFORCE (Williams, 1992) with a learned baseline. In each round, each CartPole copy runs one
-whole episode. An action becomes more likely if the rest of its episode was better than the
-value network had predicted. Training ends when the mean return of the last 100 episodes
-reaches `--stop-return`.
+Monte Carlo policy gradient (Williams, 1992, Machine Learning 8:229-256). In each round, every environment runs one
+whole episode. The advantage of an action is the discounted return of the rest of the episode minus the prediction of
+the value network. The main process takes one optimizer step with the mean of the workers' gradients. Training stops
+when the mean return of the last 100 episodes reaches `--stop-return`.
+
+    python examples/pg.py --num-workers 2
+
+prints the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 import torch
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -23,14 +27,14 @@ from parenv.returns import discounted_returns
 
 @dataclass
 class Args(CommonArgs):
-    total_env_steps: int = flag(500_000, "give up after so many env steps")
-    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
-    num_envs: int = flag(8, "episodes between two updates")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    learning_rate: float = flag(1e-2, "of the optimizer at the start; annealed to 0 at total_env_steps")
-    gamma: float = flag(0.99, "discount of a step")
-    entropy_coef: float = flag(0.0, "weight of the entropy in the loss")
-    value_coef: float = flag(0.5, "weight of the value loss")
+    total_env_steps: int = flag(500_000, "Maximum number of env steps")
+    stop_return: float = flag(475.0, "Mean return of the last 100 episodes at which training stops")
+    num_envs: int = flag(8, "Number of environments, each with one episode per update")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
+    learning_rate: float = flag(1e-2, "Initial learning rate, annealed linearly to 0 at total_env_steps")
+    gamma: float = flag(0.99, "Discount factor")
+    entropy_coef: float = flag(0.0, "Coefficient of the entropy bonus")
+    value_coef: float = flag(0.5, "Coefficient of the value loss")
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -51,7 +55,7 @@ def mlp(inputs: int, outputs: int, last_gain: float, hidden: int = 64) -> nn.Seq
 
 
 class Agent(nn.Module):
-    """A policy network and, apart from it, a value network."""
+    """Policy network and value network, which share no layers."""
 
     def __init__(self, obs_size: int, num_actions: int) -> None:
         super().__init__()
@@ -78,16 +82,16 @@ def make_agent(env_id: str) -> Agent:
 
 def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
     def loss_fn(policy: TorchPolicy, rollout: Rollout) -> Tensor:
-        """The loss of one worker's episodes, one behind the other: fields of shape [N, 1, ...]."""
+        """Return the loss of the concatenated episodes of one worker, `[N, 1, ...]`. The worker calls this function."""
         agent = policy.module
         _, log_prob, entropy, value = agent.get_action_and_value(rollout.observations, rollout.actions)
-        with torch.no_grad():  # what the time limit cut off an episode is estimated by the value network
+        with torch.no_grad():  # truncated episodes bootstrap from the value network
             next_values = rollout.next_values(value.detach(), agent.get_value)
         steps = (rollout.rewards, next_values, rollout.terminated, rollout.truncated)
         returns = discounted_returns(*steps, gamma=args.gamma)
         advantages = returns - value.detach()
-        weight = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        policy_loss = -(weight * log_prob).mean()
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        policy_loss = -(advantages * log_prob).mean()
         value_loss = (returns - value).square().mean()
         return policy_loss + args.value_coef * value_loss - args.entropy_coef * entropy.mean()
 
@@ -123,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
             curve.add(env_steps, gradient.episodes.returns.tolist())
 
     curve.print_last()
-    keep(args, curve, agent)
+    save_results(args, curve, agent)
     return curve
 
 

@@ -1,8 +1,14 @@
-"""Population-based training on CartPole-v1: many agents learn, and the better ones are copied.
+"""Train a population of actor-critic agents on CartPole-v1 with parallel workers.
 
-Jaderberg et al., 2017 (arXiv:1711.09846). Every member is an advantage actor-critic with its own optimizer, learning
-rate and weight of the entropy. Members learn in training rounds. After a round, a member is compared with a few others.
-If the best of them is better, a copy of it with changed hyper-parameters replaces the member.
+Population-based training (Jaderberg et al., 2017, arXiv:1711.09846). Each member is an advantage actor-critic agent
+with its own optimizer, learning rate and entropy coefficient. Members learn in training rounds on the workers. After a
+round, a member is compared with a few random members. If the best of them has a higher score, a copy of it with
+perturbed hyperparameters replaces the member. The score is the mean return of the evaluation episodes after a round.
+
+    python examples/population.py --num-workers 2 --plot lineage.png
+
+prints the env steps of all members, the seconds and the mean score of the last `--size` training rounds, every 200,000
+env steps. The last lines have the statistics of the population and the hyperparameters of the best member.
 """
 
 from __future__ import annotations
@@ -23,21 +29,21 @@ from parenv.returns import gae
 
 @dataclass
 class Args(CommonArgs):
-    total_env_steps: int = flag(2_000_000, "of all members together")
-    stop_score: float = flag(500.0, "mean return of a member's fitness episodes that ends the training")
-    size: int = flag(32, "members")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    num_envs: int = flag(8, "environments in which a member acts at once")
-    rollout_length: int = flag(32, "steps per environment between two updates")
-    every: int = flag(4_096, "env steps of a turn")
-    meets: int = flag(3, "members that one meets after its turn")
-    episodes: int = flag(10, "by which a member is measured after its turn")
-    lineage: str = flag("lineage.jsonl", "file for every turn and copy; --plot draws it", metavar="FILE")
-    gamma: float = flag(0.99, "discount of a step")
+    total_env_steps: int = flag(2_000_000, "Maximum number of env steps of all members together")
+    stop_score: float = flag(500.0, "Score of a training round at which training stops")
+    size: int = flag(32, "Number of members")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
+    num_envs: int = flag(8, "Number of environments of a member")
+    rollout_length: int = flag(32, "Env steps per environment and rollout")
+    every: int = flag(4_096, "Number of env steps per training round")
+    tournament_size: int = flag(3, "Number of other members to compare with after a training round")
+    episodes: int = flag(10, "Number of episodes that measure the fitness after a training round")
+    lineage: str = flag("lineage.jsonl", "File for a line per training round and copy; --plot draws it", metavar="FILE")
+    gamma: float = flag(0.99, "Discount factor")
 
 
 class Agent(nn.Module):
-    """A policy and a value network; without exploration it takes the likeliest action."""
+    """Policy network and value network."""
 
     def __init__(self, obs_size: int, num_actions: int, hidden: int = 64) -> None:
         super().__init__()
@@ -50,11 +56,11 @@ class Agent(nn.Module):
     def act(self, obs: Tensor) -> Tensor:
         return Categorical(logits=self.actor(obs), validate_args=False).sample()
 
-    def act_best(self, obs: Tensor) -> Tensor:
+    def act_greedy(self, obs: Tensor) -> Tensor:
         return self.actor(obs).argmax(-1)  # type: ignore[no-any-return]
 
 
-def make_population(args: Args, **more: Any) -> Population:
+def make_population(args: Args, **overrides: Any) -> Population:
     with gym.make(args.env_id) as env:
         assert isinstance(env.observation_space, gym.spaces.Box)
         assert isinstance(env.action_space, gym.spaces.Discrete)
@@ -62,11 +68,11 @@ def make_population(args: Args, **more: Any) -> Population:
 
     def make_member(hyperparameters: dict[str, float]) -> Member:
         agent = Agent(*sizes)
-        policy = TorchPolicy(agent, "act", ("actions",), deterministic_method="act_best")
+        policy = TorchPolicy(agent, "act", ("actions",), deterministic_method="act_greedy")
         return Member(policy, optimizer=torch.optim.Adam(agent.parameters(), lr=hyperparameters["lr"]))
 
     def learn(member: Member, rollout: Rollout) -> dict[str, Tensor]:
-        """One update, on the worker that has the member; fields of the rollout are [T, B, ...]."""
+        """Update the member with a rollout `[T, num_envs, ...]`, and return metrics. Its worker calls this function."""
         agent = member.policy.module
         policy, value = Categorical(logits=agent.actor(rollout.observations)), agent.value(rollout.observations)
         with torch.no_grad():
@@ -81,10 +87,10 @@ def make_population(args: Args, **more: Any) -> Population:
         member.optimizer.step()
         return {"value loss": value_loss, "entropy": entropy}
 
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "size": args.size,
         "hyperparameters": {"lr": LogUniform(1e-5, 1e-1), "entropy": Uniform(0.0, 0.05)},
-        "evolve": Tournament(size=args.meets, every=args.every, perturb=0.2),
+        "evolve": Tournament(size=args.tournament_size, every=args.every, perturb=0.2),
         "fitness": Fitness(episodes=args.episodes),
         "num_workers": args.num_workers,
         "num_envs": args.num_envs,
@@ -92,7 +98,7 @@ def make_population(args: Args, **more: Any) -> Population:
         "seed": args.seed,
         "lineage": args.lineage,
     }
-    return Population(args.env_id, make_member, learn, **{**given, **more})
+    return Population(args.env_id, make_member, learn, **{**arguments, **overrides})
 
 
 def main(argv: Sequence[str] | None = None) -> Curve:

@@ -1,9 +1,17 @@
-"""PPO on CartPole-v1 with parallel workers: ppo_plain.py, its collecting done by a parenv pool.
+"""Train PPO on CartPole-v1 with parallel workers.
 
-Proximal Policy Optimization (Schulman et al., 2017) with generalized advantage estimation.
-Each iteration collects a fixed number of steps in a few CartPole copies, and then improves the
-policy on them for a few epochs with the clipped objective. Training ends when the mean return
-of the last 100 episodes reaches `--stop-return`.
+Proximal Policy Optimization (Schulman et al., 2017, arXiv:1707.06347) with generalized advantage estimation (Schulman
+et al., 2015, arXiv:1506.02438). Each iteration collects a rollout of fixed length from all environments. Several epochs
+of minibatch updates then maximize the clipped objective. Training stops when the mean return of the last 100 episodes
+reaches `--stop-return`.
+
+The first program has no workers, the second one uses the workers of parenv:
+
+    python examples/ppo_plain.py
+    python examples/ppo.py --num-workers 2
+
+Both print the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the
+end.
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 import torch
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -23,20 +31,20 @@ from parenv.returns import gae
 
 @dataclass
 class Args(CommonArgs):
-    total_env_steps: int = flag(200_000, "give up after so many env steps")
-    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
-    num_envs: int = flag(16, "environments")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    rollout_length: int = flag(32, "steps per environment between two updates")
-    learning_rate: float = flag(1e-3, "of the optimizer at the start; annealed to 0 at total_env_steps")
-    gamma: float = flag(0.98, "discount of a step")
-    gae_lambda: float = flag(0.8, "of the generalized advantage estimation")
-    epochs: int = flag(10, "passes over each rollout")
-    minibatch_size: int = flag(256, "samples of a gradient step")
-    clip_range: float = flag(0.2, "of the ratio of probabilities")
-    entropy_coef: float = flag(0.0, "weight of the entropy in the loss")
-    value_coef: float = flag(0.5, "weight of the value loss")
-    max_grad_norm: float = flag(0.5, "to which gradients are clipped")
+    total_env_steps: int = flag(200_000, "Maximum number of env steps")
+    stop_return: float = flag(475.0, "Mean return of the last 100 episodes at which training stops")
+    num_envs: int = flag(16, "Number of environments")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
+    rollout_length: int = flag(32, "Env steps per environment and rollout")
+    learning_rate: float = flag(1e-3, "Initial learning rate, annealed linearly to 0 at total_env_steps")
+    gamma: float = flag(0.98, "Discount factor")
+    gae_lambda: float = flag(0.8, "Lambda of generalized advantage estimation (GAE)")
+    epochs: int = flag(10, "Number of passes over each rollout")
+    minibatch_size: int = flag(256, "Number of transitions per minibatch")
+    clip_range: float = flag(0.2, "Clipping range of the probability ratio")
+    entropy_coef: float = flag(0.0, "Coefficient of the entropy bonus")
+    value_coef: float = flag(0.5, "Coefficient of the value loss")
+    max_grad_norm: float = flag(0.5, "Maximum norm of the gradient")
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -57,7 +65,7 @@ def mlp(inputs: int, outputs: int, last_gain: float, hidden: int = 64) -> nn.Seq
 
 
 class Agent(nn.Module):
-    """A policy network and, apart from it, a value network."""
+    """Policy network and value network, which share no layers."""
 
     def __init__(self, obs_size: int, num_actions: int) -> None:
         super().__init__()
@@ -93,18 +101,18 @@ def update(
     advantages: Tensor,
     returns: Tensor,
 ) -> None:
-    """Improve the agent on one rollout, given as blocks of shape [T, num_envs, ...]."""
+    """Update the agent with one rollout, given as tensors of shape [T, num_envs, ...]."""
     for group in optimizer.param_groups:
         group["lr"] = args.learning_rate * max(0.0, 1.0 - env_steps / args.total_env_steps)
     batch = [x.flatten(0, 1) for x in (obs, actions, log_probs, advantages, returns)]
     for _ in range(args.epochs):
-        for rows in torch.randperm(len(batch[0])).split(args.minibatch_size):
-            b_obs, b_actions, b_log_probs, b_advantages, b_returns = (x[rows] for x in batch)
+        for indices in torch.randperm(len(batch[0])).split(args.minibatch_size):
+            b_obs, b_actions, b_log_probs, b_advantages, b_returns = (x[indices] for x in batch)
             _, log_prob, entropy, value = agent.get_action_and_value(b_obs, b_actions)
             ratio = (log_prob - b_log_probs).exp()
             clipped = ratio.clamp(1.0 - args.clip_range, 1.0 + args.clip_range)
-            weight = (b_advantages - b_advantages.mean()) / (b_advantages.std() + 1e-8)
-            policy_loss = -torch.min(weight * ratio, weight * clipped).mean()
+            b_advantages = (b_advantages - b_advantages.mean()) / (b_advantages.std() + 1e-8)
+            policy_loss = -torch.min(b_advantages * ratio, b_advantages * clipped).mean()
             value_loss = (b_returns - value).square().mean()
             loss = policy_loss + args.value_coef * value_loss - args.entropy_coef * entropy.mean()
             optimizer.zero_grad()
@@ -114,14 +122,14 @@ def update(
 
 
 def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
-    def process(policy: TorchPolicy, rollout: Rollout) -> dict[str, object]:
+    def targets(policy: TorchPolicy, rollout: Rollout) -> dict[str, object]:  # called on the workers
         next_values = rollout.next_values(rollout.extras["value"], policy.module.get_value)
         steps = (rollout.rewards, rollout.extras["value"], next_values, rollout.terminated, rollout.truncated)
         advantages, returns = gae(*steps, gamma=args.gamma, gae_lambda=args.gae_lambda)
         return {"advantages": advantages, "returns": returns}
 
-    size = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
-    return AsyncWorkerPool(args.env_id, TorchPolicy(agent), mode="sync", seed=args.seed, postprocess=process, **size)
+    sizes = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
+    return AsyncWorkerPool(args.env_id, TorchPolicy(agent), mode="sync", seed=args.seed, postprocess=targets, **sizes)
 
 
 def main(argv: Sequence[str] | None = None) -> Curve:
@@ -135,14 +143,14 @@ def main(argv: Sequence[str] | None = None) -> Curve:
     with make_pool(args, agent) as pool:
         for rollout in pool.rollouts(Stop(args.total_env_steps, mean_return=args.stop_return)):
             env_steps = pool.statistics().env_steps
-            block = rollout.to("cpu")
-            extras = [block.extras[name] for name in ("log_prob", "advantages", "returns")]
-            update(agent, optimizer, args, env_steps, block.observations, block.actions, *extras)
+            batch = rollout.to("cpu")  # tensors that share memory with the rollout
+            extras = [batch.extras[name] for name in ("log_prob", "advantages", "returns")]
+            update(agent, optimizer, args, env_steps, batch.observations, batch.actions, *extras)
             pool.publish(agent)
             curve.add(env_steps, rollout.episodes.returns.tolist())
 
     curve.print_last()
-    keep(args, curve, agent)
+    save_results(args, curve, agent)
     return curve
 
 

@@ -1,9 +1,17 @@
-"""PPO on CartPole-v1 in one process, with Gymnasium and PyTorch only.
+"""Train PPO on CartPole-v1 in one process, with Gymnasium and PyTorch only.
 
-Proximal Policy Optimization (Schulman et al., 2017) with generalized advantage estimation.
-Each iteration collects a fixed number of steps in a few CartPole copies, and then improves the
-policy on them for a few epochs with the clipped objective. Training ends when the mean return
-of the last 100 episodes reaches `--stop-return`.
+Proximal Policy Optimization (Schulman et al., 2017, arXiv:1707.06347) with generalized advantage estimation (Schulman
+et al., 2015, arXiv:1506.02438). Each iteration collects a rollout of fixed length from all environments. Several epochs
+of minibatch updates then maximize the clipped objective. Training stops when the mean return of the last 100 episodes
+reaches `--stop-return`.
+
+The first program has no workers, the second one uses the workers of parenv:
+
+    python examples/ppo_plain.py
+    python examples/ppo.py --num-workers 2
+
+Both print the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the
+end.
 """
 
 from __future__ import annotations
@@ -15,26 +23,26 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
 
 @dataclass
 class Args(CommonArgs):
-    total_env_steps: int = flag(200_000, "give up after so many env steps")
-    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
-    num_envs: int = flag(16, "environments")
-    rollout_length: int = flag(32, "steps per environment between two updates")
-    learning_rate: float = flag(1e-3, "of the optimizer at the start; annealed to 0 at total_env_steps")
-    gamma: float = flag(0.98, "discount of a step")
-    gae_lambda: float = flag(0.8, "of the generalized advantage estimation")
-    epochs: int = flag(10, "passes over each rollout")
-    minibatch_size: int = flag(256, "samples of a gradient step")
-    clip_range: float = flag(0.2, "of the ratio of probabilities")
-    entropy_coef: float = flag(0.0, "weight of the entropy in the loss")
-    value_coef: float = flag(0.5, "weight of the value loss")
-    max_grad_norm: float = flag(0.5, "to which gradients are clipped")
+    total_env_steps: int = flag(200_000, "Maximum number of env steps")
+    stop_return: float = flag(475.0, "Mean return of the last 100 episodes at which training stops")
+    num_envs: int = flag(16, "Number of environments")
+    rollout_length: int = flag(32, "Env steps per environment and rollout")
+    learning_rate: float = flag(1e-3, "Initial learning rate, annealed linearly to 0 at total_env_steps")
+    gamma: float = flag(0.98, "Discount factor")
+    gae_lambda: float = flag(0.8, "Lambda of generalized advantage estimation (GAE)")
+    epochs: int = flag(10, "Number of passes over each rollout")
+    minibatch_size: int = flag(256, "Number of transitions per minibatch")
+    clip_range: float = flag(0.2, "Clipping range of the probability ratio")
+    entropy_coef: float = flag(0.0, "Coefficient of the entropy bonus")
+    value_coef: float = flag(0.5, "Coefficient of the value loss")
+    max_grad_norm: float = flag(0.5, "Maximum norm of the gradient")
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -55,7 +63,7 @@ def mlp(inputs: int, outputs: int, last_gain: float, hidden: int = 64) -> nn.Seq
 
 
 class Agent(nn.Module):
-    """A policy network and, apart from it, a value network."""
+    """Policy network and value network, which share no layers."""
 
     def __init__(self, obs_size: int, num_actions: int) -> None:
         super().__init__()
@@ -91,18 +99,18 @@ def update(
     advantages: Tensor,
     returns: Tensor,
 ) -> None:
-    """Improve the agent on one rollout, given as blocks of shape [T, num_envs, ...]."""
+    """Update the agent with one rollout, given as tensors of shape [T, num_envs, ...]."""
     for group in optimizer.param_groups:
         group["lr"] = args.learning_rate * max(0.0, 1.0 - env_steps / args.total_env_steps)
     batch = [x.flatten(0, 1) for x in (obs, actions, log_probs, advantages, returns)]
     for _ in range(args.epochs):
-        for rows in torch.randperm(len(batch[0])).split(args.minibatch_size):
-            b_obs, b_actions, b_log_probs, b_advantages, b_returns = (x[rows] for x in batch)
+        for indices in torch.randperm(len(batch[0])).split(args.minibatch_size):
+            b_obs, b_actions, b_log_probs, b_advantages, b_returns = (x[indices] for x in batch)
             _, log_prob, entropy, value = agent.get_action_and_value(b_obs, b_actions)
             ratio = (log_prob - b_log_probs).exp()
             clipped = ratio.clamp(1.0 - args.clip_range, 1.0 + args.clip_range)
-            weight = (b_advantages - b_advantages.mean()) / (b_advantages.std() + 1e-8)
-            policy_loss = -torch.min(weight * ratio, weight * clipped).mean()
+            b_advantages = (b_advantages - b_advantages.mean()) / (b_advantages.std() + 1e-8)
+            policy_loss = -torch.min(b_advantages * ratio, b_advantages * clipped).mean()
             value_loss = (b_returns - value).square().mean()
             loss = policy_loss + args.value_coef * value_loss - args.entropy_coef * entropy.mean()
             optimizer.zero_grad()
@@ -120,14 +128,14 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and value targets. `next_values` are the values of the true next observations."""
+    """Return advantages and value targets. `next_values` are the values of the true next observations, `[T, B]`."""
     advantages = torch.zeros_like(rewards)
-    carry = torch.zeros_like(rewards[0])
+    advantage = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        # A terminated episode is worth nothing more; a truncated one would have gone on.
+        # Terminated episodes do not bootstrap. Truncated episodes bootstrap from the value of their last observation.
         delta = rewards[t] + gamma * next_values[t] * ~terminated[t] - values[t]
-        carry = delta + gamma * gae_lambda * carry * ~(terminated[t] | truncated[t])
-        advantages[t] = carry
+        advantage = delta + gamma * gae_lambda * advantage * ~(terminated[t] | truncated[t])
+        advantages[t] = advantage
     return advantages, advantages + values
 
 
@@ -146,11 +154,11 @@ def main(argv: Sequence[str] | None = None) -> Curve:
     obs_shape = envs.single_observation_space.shape
     assert obs_shape is not None
 
-    block = (args.rollout_length, args.num_envs)
-    observations = torch.zeros(block + obs_shape)
-    actions = torch.zeros(block, dtype=torch.long)
-    log_probs, rewards, values, final_values = (torch.zeros(block) for _ in range(4))
-    terminated, truncated = (torch.zeros(block, dtype=torch.bool) for _ in range(2))
+    shape = (args.rollout_length, args.num_envs)
+    observations = torch.zeros(shape + obs_shape)
+    actions = torch.zeros(shape, dtype=torch.long)
+    log_probs, rewards, values, final_values = (torch.zeros(shape) for _ in range(4))
+    terminated, truncated = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
 
     env_steps = 0
     running_returns = np.zeros(args.num_envs)
@@ -167,8 +175,8 @@ def main(argv: Sequence[str] | None = None) -> Curve:
             terminated[t] = torch.as_tensor(term)
             truncated[t] = torch.as_tensor(trunc)
 
-            # If an episode has ended, next_obs is already the first observation of the next episode.
-            # The last observation of the old episode, whose value a truncated episode needs, is in infos.
+            # With SAME_STEP autoreset, next_obs of an ended episode is the first observation of the next episode.
+            # A truncated episode bootstraps from its last observation, which is in infos["final_obs"].
             if trunc.any():
                 final_obs = torch.as_tensor(np.stack(infos["final_obs"][trunc]))
                 with torch.no_grad():
@@ -179,6 +187,8 @@ def main(argv: Sequence[str] | None = None) -> Curve:
             episode_returns.extend(running_returns[ended].tolist())
             running_returns[ended] = 0.0
             env_steps += args.num_envs
+
+        # Next values are the values of the next step. At truncations, use the value of the last observation instead.
         with torch.no_grad():
             next_values = torch.cat([values[1:], agent.get_value(next_obs).unsqueeze(0)])
         next_values = torch.where(truncated, final_values, next_values)
@@ -199,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
 
     envs.close()
     curve.print_last()
-    keep(args, curve, agent)
+    save_results(args, curve, agent)
     return curve
 
 

@@ -1,7 +1,12 @@
-"""PPO of Stable-Baselines3 on CartPole-v1, its environments stepped by parenv's workers.
+"""Train PPO of Stable-Baselines3 on CartPole-v1 in environments that parallel workers step.
 
-`vec_env_cls=ParallelVecEnv` is all that changes. The settings come from RL Baselines3 Zoo. Training ends when the
-mean return of the last 100 episodes reaches `--stop-return`.
+`vec_env_cls=ParallelVecEnv` is the only change of a program for Stable-Baselines3. The hyperparameters come from
+RL Baselines3 Zoo. Training stops when the mean return of the last 100 episodes reaches `--stop-return`.
+
+    pip install "parenv[sb3]"
+    python examples/sb3_ppo.py --num-workers 2
+
+prints the env steps, the seconds and the mean return of the last 100 episodes, every 2,048 env steps and at the end.
 """
 
 from __future__ import annotations
@@ -21,18 +26,20 @@ try:
 
     from parenv.adapters.sb3 import ParallelVecEnv
 except ImportError:
-    raise SystemExit('sb3_ppo.py is a loop of Stable-Baselines3: pip install "parenv[sb3]"') from None
+    raise SystemExit('sb3_ppo.py needs Stable-Baselines3: pip install "parenv[sb3]"') from None
 
 
 @dataclass
 class Args(CommonArgs):
-    total_env_steps: int = flag(100_000, "give up after so many env steps")
-    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
-    num_envs: int = flag(8, "environments")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
+    total_env_steps: int = flag(100_000, "Maximum number of env steps")
+    stop_return: float = flag(475.0, "Mean return of the last 100 episodes at which training stops")
+    num_envs: int = flag(8, "Number of environments")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
 
 
 class StopAtMeanReturn(BaseCallback):
+    """Callback that records the learning curve and stops the training at a mean return of the last 100 episodes."""
+
     def __init__(self, target: float) -> None:
         super().__init__()
         self.target, self.mean_return, self.curve = target, 0.0, Curve()
@@ -43,15 +50,15 @@ class StopAtMeanReturn(BaseCallback):
         return len(episodes) < 100 or self.mean_return < self.target
 
     def _on_rollout_end(self) -> None:
-        self._note()
+        self._add_point()
         if self.num_timesteps % 2048 == 0:
             self.curve.print_last()
 
     def _on_training_end(self) -> None:
-        self._note()
+        self._add_point()
         self.curve.print_last()
 
-    def _note(self) -> None:
+    def _add_point(self) -> None:
         seconds = time.perf_counter() - self.curve.started
         self.curve.points.append((self.num_timesteps, seconds, self.mean_return))
 
@@ -61,13 +68,14 @@ def main(argv: Sequence[str] | None = None) -> tuple[int, float]:
     torch.set_num_threads(args.torch_threads)
 
     workers = {"num_workers": args.num_workers}
+    # The only change: without vec_env_cls, Stable-Baselines3 uses DummyVecEnv.
     envs = make_vec_env(args.env_id, args.num_envs, args.seed, vec_env_cls=ParallelVecEnv, vec_env_kwargs=workers)
     settings = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8}
     model = PPO(
         "MlpPolicy",
         envs,
-        learning_rate=lambda left: 1e-3 * left,
-        clip_range=lambda left: 0.2 * left,
+        learning_rate=lambda remaining: 1e-3 * remaining,
+        clip_range=lambda remaining: 0.2 * remaining,
         ent_coef=0.0,
         seed=args.seed,
         device="cpu",

@@ -1,4 +1,4 @@
-"""The parts of the examples beside learning: flags, the learning curve, and the files of a run."""
+"""Shared code of the examples: command-line options, the learning curve, and the output files."""
 
 from __future__ import annotations
 
@@ -16,35 +16,40 @@ import torch
 from torch import nn
 
 
-def flag(default: Any, words: str, **more: Any) -> Any:
-    """A field of `Args` that is a flag of the command line: `rollout_length` is `--rollout-length`."""
-    return field(default=default, metadata={"help": words, **more})
+def flag(default: Any, help_text: str, **options: Any) -> Any:
+    """Return a dataclass field that `parse` turns into a flag: `rollout_length` becomes `--rollout-length`."""
+    return field(default=default, metadata={"help": help_text, **options})
 
 
 @dataclass
 class CommonArgs:
-    env_id: str = flag("CartPole-v1", "the environment, by its id")
-    seed: int = flag(1, "of everything that is drawn")
-    torch_threads: int = flag(1, "of the learner; networks as small as these gain nothing from more")
-    save: str | None = flag(None, "file for the trained weights, such as agent.pt", metavar="FILE")
-    plot: str | None = flag(None, "file for a picture of the learning curve, such as curve.png", metavar="FILE")
+    """Flags that the examples have in common."""
+
+    env_id: str = flag("CartPole-v1", "Id of the environment")
+    seed: int = flag(1, "Random seed")
+    torch_threads: int = flag(1, "Number of PyTorch threads of the learner; more do not help small networks")
+    save: str | None = flag(None, "File for the trained weights, such as agent.pt", metavar="FILE")
+    plot: str | None = flag(None, "Image file for the learning curve, such as curve.png", metavar="FILE")
 
 
 AnyArgs = TypeVar("AnyArgs", bound=CommonArgs)
 
 
-def parse(kind: type[AnyArgs], argv: Sequence[str] | None = None) -> AnyArgs:
-    """The flags of a command line; one that cannot be honoured at the end is refused before anything begins."""
-    about = (sys.modules[kind.__module__].__doc__ or "").split("\n\n")[0]
+def parse(args_class: type[AnyArgs], argv: Sequence[str] | None = None) -> AnyArgs:
+    """Parse the command line into a dataclass of flags.
+
+    `--save` and `--plot` are checked here, so that a wrong path does not fail after hours of training.
+    """
+    about = (sys.modules[args_class.__module__].__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for one in fields(kind):
-        how: dict[str, Any] = {"type": str if one.default is None else type(one.default)}
-        if isinstance(one.default, bool):
-            how = {"action": argparse.BooleanOptionalAction}
-        elif isinstance(one.default, tuple):
-            how = {"type": type(one.default[0]), "nargs": "+"}
-        parser.add_argument("--" + one.name.replace("_", "-"), default=one.default, **how, **one.metadata)
-    args = kind(**vars(parser.parse_args(argv)))
+    for option in fields(args_class):
+        kwargs: dict[str, Any] = {"type": str if option.default is None else type(option.default)}
+        if isinstance(option.default, bool):
+            kwargs = {"action": argparse.BooleanOptionalAction}
+        elif isinstance(option.default, tuple):
+            kwargs = {"type": type(option.default[0]), "nargs": "+"}
+        parser.add_argument("--" + option.name.replace("_", "-"), default=option.default, **kwargs, **option.metadata)
+    args = args_class(**vars(parser.parse_args(argv)))
     for path in filter(None, (args.save, args.plot)):
         if not Path(path).parent.is_dir():
             parser.error(f"cannot write {path}: there is no directory {Path(path).parent}")
@@ -57,7 +62,7 @@ def parse(kind: type[AnyArgs], argv: Sequence[str] | None = None) -> AnyArgs:
 
 
 class Curve:
-    """The learning curve: (env steps, seconds, mean return of the last episodes)."""
+    """Learning curve: points of (env steps, seconds, mean return of the last `window` episodes)."""
 
     def __init__(self, print_every: int = 10_000, window: int = 100) -> None:
         self.points: list[tuple[int, float, float]] = []
@@ -70,6 +75,7 @@ class Curve:
         return float(np.mean(self.returns)) if self.returns else 0.0
 
     def add(self, env_steps: int, episode_returns: Sequence[float]) -> None:
+        """Add a point. Print it if `env_steps` has passed a multiple of `print_every`."""
         self.returns.extend(episode_returns)
         seconds = time.perf_counter() - self.started
         previous = self.points[-1][0] if self.points else 0
@@ -78,15 +84,16 @@ class Curve:
             self.print_last()
 
     def reached(self, target: float) -> bool:
+        """Return whether the mean return of the last `window` episodes is at least `target`."""
         return len(self.returns) == self.returns.maxlen and self.mean_return >= target
 
     def print_last(self) -> None:
         steps, seconds, mean = self.points[-1]
-        print(f"{steps:8d} steps  {seconds:6.1f} s  {mean:6.1f} mean return", flush=True)
+        print(f"{steps:8d} env steps  {seconds:6.1f} s  {mean:6.1f} mean return", flush=True)
 
 
-def keep(args: CommonArgs, curve: Curve, module: nn.Module) -> None:
-    """Write what `--save` and `--plot` ask for."""
+def save_results(args: CommonArgs, curve: Curve, module: nn.Module) -> None:
+    """Write the weights to the file of `--save`, and draw the curve to the file of `--plot`."""
     if args.save:
         torch.save(module.state_dict(), args.save)
     if args.plot:

@@ -1,8 +1,15 @@
-"""Connect Four against its own past: PPO, whose opponents a league of frozen versions of itself gives it.
+"""Train PPO by self-play on Connect Four, against a league of frozen versions of the policy.
 
-One policy learns. Half of its games are against itself, the others against players of the league: a random one, and
-frozen earlier versions of the policy (`pool.freeze`). A policy that plays only the newest opponent may forget how to
-beat the first ones. The scores at the end show whether it has. Needs `pip install "parenv[agents]"`.
+A single policy learns, with PPO (Schulman et al., 2017, arXiv:1707.06347). In half of the games it plays against
+itself. In the other half, its opponent is a random player or an earlier version of the policy, which `pool.freeze`
+keeps. An agent that plays only against its newest version may forget how to beat earlier versions (see AlphaStar,
+Vinyals et al., 2019, Nature 575:350-354). The scores at the end show whether it has.
+
+    pip install "parenv[agents]"
+    python examples/self_play.py --num-workers 2 --plot league.png
+
+prints a line for each version that joins the league. The last lines have the Elo rating of each version, the mean score
+of the newest version against it, and the result of `--games` evaluation games against the random player.
 """
 
 from __future__ import annotations
@@ -24,97 +31,102 @@ from parenv.returns import gae
 
 @dataclass
 class Args(CommonArgs):
-    env_id: str = flag("connect_four", "a board game of pettingzoo.classic for two, such as tictactoe")
-    total_env_steps: int = flag(300_000, "moves of both sides, in all games")
-    freeze_every: int = flag(25_000, "env steps until another version joins the league")
-    games: int = flag(100, "against the random player at the end")
-    num_envs: int = flag(64, "games at once")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    rollout_length: int = flag(16, "turns of a player between two updates")
-    learning_rate: float = flag(1e-3, "of the optimizer")
-    gamma: float = flag(0.99, "discount of a turn")
-    gae_lambda: float = flag(0.95, "of the generalized advantage estimation")
-    epochs: int = flag(4, "passes over each rollout")
-    minibatches: int = flag(4, "of each pass")
-    clip_range: float = flag(0.2, "of the ratio of probabilities")
-    entropy_coef: float = flag(0.02, "weight of the entropy in the loss")
-    max_grad_norm: float = flag(0.5, "to which gradients are clipped")
+    env_id: str = flag("connect_four", "Two-player board game of pettingzoo.classic, such as tictactoe")
+    total_env_steps: int = flag(300_000, "Number of env steps, which are moves of either player")
+    freeze_every: int = flag(25_000, "Env steps between two frozen versions that join the league")
+    games: int = flag(100, "Number of evaluation games against the random player")
+    num_envs: int = flag(64, "Number of environments")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
+    rollout_length: int = flag(16, "Turns per agent and rollout")
+    learning_rate: float = flag(1e-3, "Learning rate")
+    gamma: float = flag(0.99, "Discount factor per turn")
+    gae_lambda: float = flag(0.95, "Lambda of generalized advantage estimation (GAE)")
+    epochs: int = flag(4, "Number of passes over each rollout")
+    minibatches: int = flag(4, "Number of minibatches per pass")
+    clip_range: float = flag(0.2, "Clipping range of the probability ratio")
+    entropy_coef: float = flag(0.02, "Coefficient of the entropy bonus")
+    max_grad_norm: float = flag(0.5, "Maximum norm of the gradient")
 
 
 class Agent(nn.Module):
-    """Sees the board, `[..., height, width, 2]`, and which moves are legal."""
+    """Convolutional network that the policy and the value function share. It takes the board and the action mask."""
 
     def __init__(self, board: Sequence[int], num_actions: int, hidden: int = 128) -> None:
         super().__init__()
         height, width, planes = board
-        kernel = min(4, height, width)  # As long as a line that wins.
-        windows = 64 * (height - kernel + 1) * (width - kernel + 1)
-        layers = [nn.Conv2d(planes, 64, kernel), nn.ReLU(), nn.Flatten(), nn.Linear(windows, hidden), nn.ReLU()]
+        kernel = min(4, height, width)  # the length of a winning line
+        features = 64 * (height - kernel + 1) * (width - kernel + 1)
+        layers = [nn.Conv2d(planes, 64, kernel), nn.ReLU(), nn.Flatten(), nn.Linear(features, hidden), nn.ReLU()]
         self.body = nn.Sequential(*layers)
         self.logits, self.critic = nn.Linear(hidden, num_actions), nn.Linear(hidden, 1)
 
-    def both(self, obs: Any) -> tuple[Categorical, Tensor]:
-        """The policy, of legal moves only, and the value."""
+    def policy_and_value(self, obs: Any) -> tuple[Categorical, Tensor]:
+        """Return the policy over legal actions, and the value. Boards are `[..., height, width, planes]`."""
         boards, legal = obs["observation"].float().movedim(-1, -3), obs["action_mask"]
         features = self.body(boards.flatten(0, -4)).unflatten(0, boards.shape[:-3])
         logits = self.logits(features).masked_fill(legal == 0, -1e9)
         return Categorical(logits=logits, validate_args=False), self.critic(features).squeeze(-1)
 
     def value(self, obs: Any) -> Tensor:
-        return self.both(obs)[1]
+        return self.policy_and_value(obs)[1]
 
     def act(self, obs: Any) -> tuple[Tensor, Tensor]:
-        policy, _ = self.both(obs)
+        policy, _ = self.policy_and_value(obs)
         actions = policy.sample()
         return actions, policy.log_prob(actions)
 
-    def best(self, obs: Any) -> Tensor:
-        return self.both(obs)[0].probs.argmax(-1)
+    def greedy(self, obs: Any) -> Tensor:
+        return self.policy_and_value(obs)[0].probs.argmax(-1)
 
 
-def play_at_random(obs: Any) -> Any:
-    """Some legal move."""
+def act_randomly(obs: Any) -> Any:
+    """Return a random legal action for each observation."""
     return (np.random.random(obs["action_mask"].shape) * obs["action_mask"]).argmax(-1)
 
 
-def player(seat: str, episode: Any) -> str:
-    """The agent has one seat in every second game and the other one in the others; its opponent is drawn."""
-    if seat.endswith(str((episode.env_id + episode.number) % 2)):
+def policy_of(agent_name: str, episode: Any) -> str:
+    """Return the policy of an agent. The learning policy alternates between player 0 and 1; its opponent is drawn."""
+    if agent_name.endswith(str((episode.env_id + episode.number) % 2)):
         return "agent"
     return League.draw(episode.settings["agent"]["opponents"], episode.generator)
 
 
 def opponents(league: League) -> dict[str, float]:
-    """Return the share of games per opponent: half against itself, half against all earlier versions."""
+    """Return the probability of each opponent: 0.5 for self-play, and 0.5 for all earlier players of the league."""
     past = league.opponents(league.players[-1], "uniform")
-    return {"agent": 0.5, **{name: share / 2 for name, share in past.items()}}
+    return {"agent": 0.5, **{name: probability / 2 for name, probability in past.items()}}
 
 
 def results(rollout: RolloutsByPolicy, league: League) -> list[tuple[str, str, float]]:
-    """Return the games that have ended, except games against itself: player, opponent, and score from 0 to 1.
+    """Return player, opponent and score (0 to 1) of all finished games, except games of the agent against itself.
 
-    Games of the agent count for the version that joined last, until another version joins.
+    The newest version in the league gets the results of the learning policy, until the next version joins.
     """
-    met = [(name, rollout[name].episodes.returns.tolist()) for name in league.players if name in rollout]
-    return [(league.players[-1], name, (1.0 - gained) / 2) for name, returns in met for gained in returns]
+    finished = [(name, rollout[name].episodes.returns.tolist()) for name in league.players if name in rollout]
+    return [
+        (league.players[-1], name, (1.0 - opponent_return) / 2)
+        for name, returns in finished
+        for opponent_return in returns
+    ]
 
 
 def update(agent: Agent, optimizer: torch.optim.Optimizer, args: Args, rows: AgentRollout) -> None:
+    """Update the agent with its turns `[T, rows, ...]`. Only entries with `alive` are transitions."""
     with torch.no_grad():
         values = agent.value(rows.observations)
         steps = (rows.rewards, values, rows.next_values(values, agent.value), rows.terminated, rows.truncated)
         advantages, targets = gae(*steps, gamma=args.gamma, gae_lambda=args.gae_lambda, alive=rows.alive)
-    of_turns = (rows.actions, rows.extras["log_prob"], advantages, targets)
-    actions, log_probs, advantages, targets = (x[rows.alive] for x in of_turns)
+    fields = (rows.actions, rows.extras["log_prob"], advantages, targets)
+    actions, log_probs, advantages, targets = (x[rows.alive] for x in fields)
     observations = {name: x[rows.alive] for name, x in rows.observations.items()}
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     for _ in range(args.epochs):
-        for part in torch.randperm(len(actions)).chunk(args.minibatches):
-            policy, values = agent.both({name: x[part] for name, x in observations.items()})
-            ratio = (policy.log_prob(actions[part]) - log_probs[part]).exp()
+        for indices in torch.randperm(len(actions)).chunk(args.minibatches):
+            policy, values = agent.policy_and_value({name: x[indices] for name, x in observations.items()})
+            ratio = (policy.log_prob(actions[indices]) - log_probs[indices]).exp()
             clipped = ratio.clamp(1.0 - args.clip_range, 1.0 + args.clip_range)
-            policy_loss = -torch.min(advantages[part] * ratio, advantages[part] * clipped).mean()
-            value_loss = (values - targets[part]).square().mean()
+            policy_loss = -torch.min(advantages[indices] * ratio, advantages[indices] * clipped).mean()
+            value_loss = (values - targets[indices]).square().mean()
             optimizer.zero_grad()
             (policy_loss + 0.5 * value_loss - args.entropy_coef * policy.entropy().mean()).backward()
             nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -129,28 +141,34 @@ def make_env(env_id: str) -> Any:
 
 def make_agent(env_id: str) -> Agent:
     env = make_env(env_id)
-    seat = env.possible_agents[0]
-    agent = Agent(env.observation_space(seat)["observation"].shape, int(env.action_space(seat).n))
+    agent_name = env.possible_agents[0]
+    agent = Agent(env.observation_space(agent_name)["observation"].shape, int(env.action_space(agent_name).n))
     env.close()
     return agent
 
 
 def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
-    learner = TorchPolicy(agent, "act", ("actions", "log_prob"), deterministic_method="best")
-    policies = {"agent": learner, "random": play_at_random}
-    size = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
+    learner = TorchPolicy(agent, "act", ("actions", "log_prob"), deterministic_method="greedy")
+    policies = {"agent": learner, "random": act_randomly}
+    sizes = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
     settings = {"opponents": {"agent": 0.5, "random": 0.5}}
     max_frozen, env_id = 2 + args.total_env_steps // args.freeze_every, args.env_id
-    how: dict[str, Any] = {"mode": "sync", "seed": args.seed, "settings": settings, "max_frozen": max_frozen, **size}
-    return AsyncWorkerPool(lambda: make_env(env_id), policies, policy_of=player, **how)
+    kwargs: dict[str, Any] = {
+        "mode": "sync",
+        "seed": args.seed,
+        "settings": settings,
+        "max_frozen": max_frozen,
+        **sizes,
+    }
+    return AsyncWorkerPool(lambda: make_env(env_id), policies, policy_of=policy_of, **kwargs)
 
 
-def show(league: League, joined: Sequence[int]) -> None:
-    """Every player's rating, where the random one has 0, and how the newest one plays against it."""
+def print_ratings(league: League, joined: Sequence[int]) -> None:
+    """Print the Elo ratings relative to the random player, and the mean scores of the newest player."""
     ratings, newest = league.elo(), league.payoff()[-1]
     for name, env_steps, score in zip(league.players, joined, newest, strict=True):
         rating = ratings[name] - ratings["random"]
-        print(f"{name:>12} of env step {env_steps:7d}: Elo {rating:5.0f}, {league.players[-1]} scores {score:.2f}")
+        print(f"{name:>12} joined at {env_steps:7d} env steps, Elo {rating:5.0f}, newest player scores {score:.2f}")
 
 
 def draw(path: str, league: League, joined: Sequence[int]) -> None:
@@ -162,9 +180,9 @@ def draw(path: str, league: League, joined: Sequence[int]) -> None:
     curve.plot(joined[1:], [ratings[name] - ratings["random"] for name in league.players[1:]], marker="o")
     curve.set(xlabel="env steps", ylabel="Elo above the random player", title="Versions of the agent")
     curve.grid(alpha=0.3)
-    picture = matrix.imshow(league.payoff(), vmin=0.0, vmax=1.0, cmap="RdYlGn")
-    matrix.set(xlabel="opponent, the oldest first", ylabel="player, the oldest first", title="Mean score")
-    figure.colorbar(picture, ax=matrix)
+    image = matrix.imshow(league.payoff(), vmin=0.0, vmax=1.0, cmap="RdYlGn")
+    matrix.set(xlabel="opponent, oldest first", ylabel="player, oldest first", title="Mean score")
+    figure.colorbar(image, ax=matrix)
     figure.savefig(path, dpi=150)
 
 
@@ -178,21 +196,21 @@ def main(argv: Sequence[str] | None = None) -> tuple[League, int]:
     with make_pool(args, agent) as pool:
         league, joined = League.of("random", pool.freeze("agent")), [0, 0]
         for rollout in pool.rollouts(Stop(args.total_env_steps)):
-            played = cast(RolloutsByPolicy, rollout)
-            league = league.with_results(results(played, league))
-            update(agent, optimizer, args, played["agent"].to("cpu"))
+            rollouts = cast(RolloutsByPolicy, rollout)
+            league = league.with_results(results(rollouts, league))
+            update(agent, optimizer, args, rollouts["agent"].to("cpu"))
             env_steps = pool.statistics().env_steps
             if env_steps - joined[-1] >= args.freeze_every and env_steps < args.total_env_steps:
                 league = league.with_players(pool.freeze("agent"))
                 joined.append(env_steps)
-                print(f"{env_steps:8d} env steps  {league.players[-1]} joins", flush=True)
+                print(f"{env_steps:8d} env steps  {league.players[-1]} joins the league", flush=True)
             pool.publish({"agent": agent}, opponents=opponents(league))
         pool.publish({"agent": agent}, opponents={"random": 1.0})
-        found = cast(Any, pool.evaluate(args.games))["agent"].returns
+        returns = cast(Any, pool.evaluate(args.games))["agent"].returns
 
-    show(league, joined)
-    won = int((found > 0).sum())
-    print(f"won {won}, drew {int((found == 0).sum())} of {args.games} games against the random player")
+    print_ratings(league, joined)
+    won = int((returns > 0).sum())
+    print(f"won {won}, drew {int((returns == 0).sum())} of {args.games} games against the random player")
     if args.plot:
         draw(args.plot, league, joined)
     if args.save:

@@ -1,7 +1,13 @@
-"""PPO of TorchRL on CartPole-v1: its actor, its `GAE` and its `ClipPPOLoss`, on rollouts of parenv's workers.
+"""Train PPO of TorchRL on CartPole-v1 with parallel workers.
 
-The pool stands where a collector of TorchRL would: `rollout.to_tensordict()` is what that yields, and `publish` what
-`update_policy_weights_` does. Training ends when the mean return of the last 100 episodes reaches `--stop-return`.
+The actor, `GAE` and `ClipPPOLoss` come from TorchRL, and the pool replaces a collector of TorchRL.
+`rollout.to_tensordict()` has the keys of a collector's batch, and `pool.publish(actor)` replaces
+`update_policy_weights_()`. Training stops when the mean return of the last 100 episodes reaches `--stop-return`.
+
+    pip install "parenv[torchrl]"
+    python examples/torchrl_ppo.py --num-workers 2
+
+prints the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import nn
 
 from parenv import AsyncWorkerPool, Stop
@@ -24,19 +30,19 @@ try:
 
     from parenv.adapters.torchrl import TensorDictPolicy
 except ImportError:
-    raise SystemExit('torchrl_ppo.py is a learner of TorchRL: pip install "parenv[torchrl]"') from None
+    raise SystemExit('torchrl_ppo.py needs TorchRL: pip install "parenv[torchrl]"') from None
 
 
 @dataclass
 class Args(CommonArgs):
-    total_env_steps: int = flag(200_000, "give up after so many env steps")
-    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
-    num_envs: int = flag(8, "sub-environments in all workers")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    rollout_length: int = flag(64, "env steps per sub-environment and rollout")
-    epochs: int = flag(8, "passes over each rollout")
-    minibatch_size: int = flag(128, "samples per step of the optimizer")
-    learning_rate: float = flag(1e-3, "of Adam")
+    total_env_steps: int = flag(200_000, "Maximum number of env steps")
+    stop_return: float = flag(475.0, "Mean return of the last 100 episodes at which training stops")
+    num_envs: int = flag(8, "Number of environments")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
+    rollout_length: int = flag(64, "Env steps per environment and rollout")
+    epochs: int = flag(8, "Number of passes over each rollout")
+    minibatch_size: int = flag(128, "Number of transitions per minibatch")
+    learning_rate: float = flag(1e-3, "Learning rate")
 
 
 def network(outputs: int, gain: float) -> nn.Sequential:
@@ -57,6 +63,8 @@ def make_actor() -> Any:
 
 
 class Learner:
+    """PPO learner from the modules of TorchRL."""
+
     def __init__(self, args: Args, actor: Any) -> None:
         critic = ValueOperator(network(1, 1.0), ["observation"])
         self.args = args
@@ -67,12 +75,13 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.loss.parameters(), args.learning_rate, eps=1e-5)
 
     def update(self, data: Any) -> None:
+        """Update the actor and the critic with a tensordict of batch size `[num_envs, T]`."""
         for _ in range(self.args.epochs):
             with torch.no_grad():
                 self.advantages(data)
             samples = data.reshape(-1)
-            for chosen in torch.randperm(len(samples)).split(self.args.minibatch_size):
-                losses = self.loss(samples[chosen])
+            for indices in torch.randperm(len(samples)).split(self.args.minibatch_size):
+                losses = self.loss(samples[indices])
                 loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
                 self.optimizer.zero_grad()
                 loss.backward()
@@ -102,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
             env_steps += rollout.num_steps
             curve.add(env_steps, rollout.episodes.returns.tolist())
     curve.print_last()
-    keep(args, curve, actor)
+    save_results(args, curve, actor)
     return curve
 
 

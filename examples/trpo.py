@@ -1,8 +1,13 @@
-"""TRPO on CartPole-v1 with parallel workers.
+"""Train TRPO on CartPole-v1 with parallel workers.
 
-Trust Region Policy Optimization (Schulman et al., 2015, arXiv:1502.05477). After each rollout the policy takes one step
-along the natural gradient, which conjugate gradients find. The mean KL divergence from the policy that acted bounds the
-step, and a line search halves it until the policy improves. The value network is fitted to the returns.
+Trust Region Policy Optimization (Schulman et al., 2015, arXiv:1502.05477). After each rollout, the policy takes one
+step along the natural gradient, which the conjugate gradient method computes. The mean KL divergence from the old
+policy limits the step. A backtracking line search halves the step until the policy improves. Minibatch updates fit the
+value network to the returns. Training stops when the mean return of the last 100 episodes reaches `--stop-return`.
+
+    python examples/trpo.py --num-workers 2
+
+prints the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the end.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 import torch
-from script import CommonArgs, Curve, flag, keep, parse
+from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 from torch.distributions import Categorical, kl_divergence
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -23,20 +28,20 @@ from parenv.returns import gae
 
 @dataclass
 class Args(CommonArgs):
-    total_env_steps: int = flag(200_000, "give up after so many env steps")
-    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
-    num_envs: int = flag(16, "environments")
-    num_workers: int = flag(2, "worker processes; 0: everything in one")
-    rollout_length: int = flag(64, "steps per environment between two updates")
-    gamma: float = flag(0.99, "discount of a step")
-    gae_lambda: float = flag(0.95, "of the generalized advantage estimation")
-    max_kl: float = flag(0.02, "mean divergence from the policy that acted that a step may have")
-    damping: float = flag(0.1, "what is added to the Fisher matrix's diagonal")
-    conjugate_steps: int = flag(10, "of the search for the direction")
-    halvings: int = flag(10, "of the step, before it is given up")
-    value_learning_rate: float = flag(1e-3, "of the value network's optimizer")
-    value_epochs: int = flag(10, "passes of the value network over each rollout")
-    minibatch_size: int = flag(128, "samples of a gradient step of the value network")
+    total_env_steps: int = flag(200_000, "Maximum number of env steps")
+    stop_return: float = flag(475.0, "Mean return of the last 100 episodes at which training stops")
+    num_envs: int = flag(16, "Number of environments")
+    num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
+    rollout_length: int = flag(64, "Env steps per environment and rollout")
+    gamma: float = flag(0.99, "Discount factor")
+    gae_lambda: float = flag(0.95, "Lambda of generalized advantage estimation (GAE)")
+    max_kl: float = flag(0.02, "Trust region: maximum mean KL divergence from the old policy")
+    damping: float = flag(0.1, "Damping of the Fisher information matrix")
+    cg_iterations: int = flag(10, "Maximum number of conjugate gradient iterations")
+    line_search_steps: int = flag(10, "Maximum number of step sizes in the line search")
+    value_learning_rate: float = flag(1e-3, "Learning rate of the value network")
+    value_epochs: int = flag(10, "Number of passes of the value network over each rollout")
+    minibatch_size: int = flag(128, "Number of transitions per minibatch of the value network")
 
 
 def mlp(inputs: int, outputs: int, last_gain: float, hidden: int = 64) -> nn.Sequential:
@@ -48,7 +53,7 @@ def mlp(inputs: int, outputs: int, last_gain: float, hidden: int = 64) -> nn.Seq
 
 
 class Agent(nn.Module):
-    """A policy network and, apart from it, a value network."""
+    """Policy network and value network, which share no layers."""
 
     def __init__(self, obs_size: int, num_actions: int) -> None:
         super().__init__()
@@ -73,50 +78,53 @@ def make_agent(env_id: str) -> Agent:
         return Agent(env.observation_space.shape[0], int(env.action_space.n))
 
 
-def conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, steps: int) -> Tensor:
-    """Solve A x = b, where A is known by its products with vectors."""
+def conjugate_gradients(matvec: Callable[[Tensor], Tensor], b: Tensor, iterations: int) -> Tensor:
+    """Solve `A x = b` approximately, given the function `matvec(v) = A v`."""
     x, residual, direction = torch.zeros_like(b), b.clone(), b.clone()
-    norm = residual.dot(residual)
-    for _ in range(steps):
-        curved = product(direction)
-        length = norm / direction.dot(curved)
-        x += length * direction
-        residual -= length * curved
-        before, norm = norm, residual.dot(residual)
-        if norm < 1e-10:
+    squared_norm = residual.dot(residual)
+    for _ in range(iterations):
+        product = matvec(direction)
+        alpha = squared_norm / direction.dot(product)
+        x += alpha * direction
+        residual -= alpha * product
+        previous, squared_norm = squared_norm, residual.dot(residual)
+        if squared_norm < 1e-10:
             break
-        direction = residual + norm / before * direction
+        direction = residual + squared_norm / previous * direction
     return x
 
 
 def improve_policy(agent: Agent, args: Args, obs: Tensor, actions: Tensor, advantages: Tensor) -> None:
-    """One step inside the trust region; none where no halving of it makes the policy better."""
+    """Take a natural gradient step within the trust region, or none if the line search finds no improvement."""
     parameters = list(agent.actor.parameters())
-    acted = Categorical(logits=agent.policy(obs).logits.detach())
-    weight = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    old_policy = Categorical(logits=agent.policy(obs).logits.detach())
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
-    def gain() -> Tensor:
-        ratio = (agent.policy(obs).log_prob(actions) - acted.log_prob(actions)).exp()
-        return (ratio * weight).mean()
+    def surrogate() -> Tensor:
+        ratio = (agent.policy(obs).log_prob(actions) - old_policy.log_prob(actions)).exp()
+        return (ratio * advantages).mean()
 
-    def divergence() -> Tensor:
-        return kl_divergence(acted, agent.policy(obs)).mean()
+    def mean_kl() -> Tensor:
+        return kl_divergence(old_policy, agent.policy(obs)).mean()
 
-    slope = parameters_to_vector(torch.autograd.grad(divergence(), parameters, create_graph=True))
+    kl_gradient = parameters_to_vector(torch.autograd.grad(mean_kl(), parameters, create_graph=True))
 
-    def fisher_product(vector: Tensor) -> Tensor:
-        product = torch.autograd.grad(slope.dot(vector), parameters, retain_graph=True)
+    def fisher_vector_product(vector: Tensor) -> Tensor:
+        # The Fisher information matrix is the Hessian of the KL divergence at the old policy.
+        product = torch.autograd.grad(kl_gradient.dot(vector), parameters, retain_graph=True)
         return parameters_to_vector(product) + args.damping * vector
 
-    before = gain()
+    before = surrogate()
     gradient = parameters_to_vector(torch.autograd.grad(before, parameters))
-    direction = conjugate_gradients(fisher_product, gradient, args.conjugate_steps)
-    step = (2 * args.max_kl / (direction.dot(fisher_product(direction)) + 1e-8)).sqrt() * direction
+    direction = conjugate_gradients(fisher_vector_product, gradient, args.cg_iterations)
+    # In the quadratic approximation, this is the longest step whose KL divergence is at most max_kl.
+    step = (2 * args.max_kl / (direction.dot(fisher_vector_product(direction)) + 1e-8)).sqrt() * direction
     start = parameters_to_vector(parameters).detach()
     with torch.no_grad():
-        for halved in range(args.halvings):
-            vector_to_parameters(start + step * 0.5**halved, parameters)
-            if gain() > before and divergence() <= 1.5 * args.max_kl:
+        for exponent in range(args.line_search_steps):
+            vector_to_parameters(start + step * 0.5**exponent, parameters)
+            # As in OpenAI Baselines, the measured KL divergence may exceed max_kl by half.
+            if surrogate() > before and mean_kl() <= 1.5 * args.max_kl:
                 return
         vector_to_parameters(start, parameters)
 
@@ -130,15 +138,15 @@ def fit_values(agent: Agent, optimizer: torch.optim.Optimizer, args: Args, obs: 
 
 
 def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
-    def process(policy: TorchPolicy, rollout: Rollout) -> dict[str, object]:
+    def targets(policy: TorchPolicy, rollout: Rollout) -> dict[str, object]:  # called on the workers
         next_values = rollout.next_values(rollout.extras["value"], policy.module.get_value)
         steps = (rollout.rewards, rollout.extras["value"], next_values, rollout.terminated, rollout.truncated)
         advantages, returns = gae(*steps, gamma=args.gamma, gae_lambda=args.gae_lambda)
         return {"advantages": advantages, "returns": returns}
 
     policy = TorchPolicy(agent, "act", ("actions", "value"))
-    size = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
-    return AsyncWorkerPool(args.env_id, policy, mode="sync", seed=args.seed, postprocess=process, **size)
+    sizes = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
+    return AsyncWorkerPool(args.env_id, policy, mode="sync", seed=args.seed, postprocess=targets, **sizes)
 
 
 def main(argv: Sequence[str] | None = None) -> Curve:
@@ -151,16 +159,16 @@ def main(argv: Sequence[str] | None = None) -> Curve:
     optimizer = torch.optim.Adam(agent.critic.parameters(), lr=args.value_learning_rate)
     with make_pool(args, agent) as pool:
         for rollout in pool.rollouts(Stop(args.total_env_steps, mean_return=args.stop_return)):
-            block = rollout.to("cpu")
-            blocks = (block.observations, block.actions, block.extras["advantages"], block.extras["returns"])
-            obs, actions, advantages, returns = (x.flatten(0, 1) for x in blocks)
+            batch = rollout.to("cpu")
+            fields = (batch.observations, batch.actions, batch.extras["advantages"], batch.extras["returns"])
+            obs, actions, advantages, returns = (x.flatten(0, 1) for x in fields)
             improve_policy(agent, args, obs, actions, advantages)
             fit_values(agent, optimizer, args, obs, returns)
             pool.publish(agent)
             curve.add(pool.statistics().env_steps, rollout.episodes.returns.tolist())
 
     curve.print_last()
-    keep(args, curve, agent)
+    save_results(args, curve, agent)
     return curve
 
 

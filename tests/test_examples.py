@@ -70,7 +70,7 @@ def test_a_recurrent_agent_repeats_its_actions_from_the_initial_carry(monkeypatc
         for rollout, _ in zip(pool.rollouts(), range(3), strict=False):
             block = rollout.to("cpu")
             ends = block.terminated | block.truncated
-            policy, value = agent.run_over(block.observations, block.initial_carry, ends)
+            policy, value = agent.unroll(block.observations, block.initial_carry, ends)
             torch.testing.assert_close(policy.log_prob(block.actions), block.extras["log_prob"])
             torch.testing.assert_close(value, block.extras["value"])
             assert ends.any()

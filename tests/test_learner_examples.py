@@ -153,7 +153,7 @@ class Learners:
 
 @pytest.mark.more
 def test_a_population_learns_and_its_lineage_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = ["--size", "4", "--every", "256", "--meets", "2", "--episodes", "2", "--total-env-steps", "4096"]
+    size = ["--size", "4", "--every", "256", "--tournament-size", "2", "--episodes", "2", "--total-env-steps", "4096"]
     files = [
         "--lineage",
         str(tmp_path / "l.jsonl"),

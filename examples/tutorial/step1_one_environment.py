@@ -1,4 +1,10 @@
-"""Step 1: actor-critic on CartPole in one loop that acts, steps, remembers and learns."""
+"""Step 1: train an actor-critic on CartPole-v1 in one environment.
+
+    python examples/tutorial/step1_one_environment.py 100000
+
+trains for 100,000 env steps and prints the mean return of the last 100 episodes. The algorithm is an advantage
+actor-critic (A2C; Mnih et al., 2016, arXiv:1602.01783) with n-step returns. docs/tutorial.md explains all steps.
+"""
 
 import sys
 
@@ -49,6 +55,7 @@ for _ in range(TOTAL_ENV_STEPS // ROLLOUT_LENGTH):
         with torch.inference_mode():
             action, _, _, _ = agent.get_action_and_value(torch.as_tensor(observation))
         next_observation, reward, terminated, truncated, _ = env.step(action.item())
+        # Terminated episodes do not bootstrap. Truncated ones bootstrap from the value of their last observation.
         with torch.inference_mode():
             next_values.append(0.0 if terminated else agent.value(torch.as_tensor(next_observation)).item())
         observations.append(observation)
@@ -61,10 +68,10 @@ for _ in range(TOTAL_ENV_STEPS // ROLLOUT_LENGTH):
             episode_returns.append(episode_return)
             observation, _ = env.reset()
             episode_return = 0.0
-    returns, following = [], next_values[-1]
+    returns, next_return = [], next_values[-1]
     for t in reversed(range(ROLLOUT_LENGTH)):
-        following = rewards[t] + GAMMA * (next_values[t] if ended[t] else following)
-        returns.insert(0, following)
+        next_return = rewards[t] + GAMMA * (next_values[t] if ended[t] else next_return)
+        returns.insert(0, next_return)
     learn(agent, optimizer, torch.as_tensor(np.stack(observations)), torch.as_tensor(actions), torch.as_tensor(returns))
 env.close()
 print(f"mean return of the last 100 episodes: {np.mean(episode_returns[-100:]):.1f}")

@@ -1,4 +1,9 @@
-"""Step 2: the same loop on 16 environments at once; the network sees batches, and learning sees blocks [T, B]."""
+"""Step 2: the same training in 16 environments at once, with batched inference and rollouts of shape [T, B].
+
+    python examples/tutorial/step2_many_environments.py 100000
+
+trains for 100,000 env steps and prints the mean return of the last 100 episodes.
+"""
 
 import sys
 
@@ -51,11 +56,11 @@ for _ in range(TOTAL_ENV_STEPS // (ROLLOUT_LENGTH * NUM_ENVS)):
     for _ in range(ROLLOUT_LENGTH):
         with torch.inference_mode():
             actions, _, _, _ = agent.get_action_and_value(torch.as_tensor(observations))
-        following, rewards, terminated, truncated, infos = envs.step(actions.numpy())
+        new_observations, rewards, terminated, truncated, infos = envs.step(actions.numpy())
         ended = terminated | truncated
-        next_observations = following.copy()
+        next_observations = new_observations.copy()
         for i in np.flatnonzero(ended):
-            next_observations[i] = infos["final_obs"][i]  # `following` is already the next episode's
+            next_observations[i] = infos["final_obs"][i]  # new_observations[i] is from the next episode
         with torch.inference_mode():
             next_values = agent.value(torch.as_tensor(next_observations))
         step = (observations, actions.numpy(), rewards, next_values.numpy(), terminated, truncated)
@@ -64,7 +69,7 @@ for _ in range(TOTAL_ENV_STEPS // (ROLLOUT_LENGTH * NUM_ENVS)):
         running_returns += rewards
         episode_returns += running_returns[ended].tolist()
         running_returns[ended] = 0.0
-        observations = following
+        observations = new_observations
     block = {name: np.stack(values) for name, values in block.items()}
     returns = discounted_returns(
         block["rewards"].astype(np.float32), block["next_values"], block["terminated"], block["truncated"], gamma=GAMMA

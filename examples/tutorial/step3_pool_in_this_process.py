@@ -1,4 +1,9 @@
-"""Step 3: a pool collects the blocks. `num_workers=0` keeps everything in this process, where a debugger sees it."""
+"""Step 3: a pool collects the rollouts. With num_workers=0, it runs in this process, so that breakpoints work.
+
+    python examples/tutorial/step3_pool_in_this_process.py 100000
+
+trains for 100,000 env steps and prints the mean return of the last 100 episodes.
+"""
 
 import sys
 
@@ -53,7 +58,7 @@ with AsyncWorkerPool(
     seed=1,
 ) as pool:
     for rollout in pool.rollouts(Stop(env_steps=TOTAL_ENV_STEPS)):
-        batch = rollout.to("cpu")
+        batch = rollout.to("cpu")  # tensors of shape [T, B, ...]
         next_values = batch.next_values(batch.extras["value"], agent.value)
         returns = discounted_returns(batch.rewards, next_values, batch.terminated, batch.truncated, gamma=GAMMA)
         learn(agent, optimizer, batch.observations, batch.actions, returns)

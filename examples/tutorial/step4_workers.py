@@ -1,4 +1,9 @@
-"""Step 4: two workers step and act; the targets are computed where the data is, and this process only learns."""
+"""Step 4: two workers step the environments, act, and compute the returns. This process only learns.
+
+    python examples/tutorial/step4_workers.py 100000
+
+trains for 100,000 env steps and prints the mean return of the last 100 episodes.
+"""
 
 import sys
 
@@ -38,7 +43,7 @@ def learn(agent, optimizer, observations, actions, returns):
     optimizer.step()
 
 
-def targets(policy, rollout):  # on the workers, without gradients
+def targets(policy, rollout):  # called on the workers, without gradients
     next_values = rollout.next_values(rollout.extras["value"], policy.module.value)
     return {
         "returns": discounted_returns(rollout.rewards, next_values, rollout.terminated, rollout.truncated, gamma=GAMMA)
