@@ -32,7 +32,7 @@ def train(args: Args) -> None:
     agent = make_agent(args.env_id)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     stop = Stop(args.total_env_steps, mean_return=args.stop_return, seconds=SECONDS)
-    # Such a large print_every prints no lines, which would disturb the live display.
+    # The live display replaces the lines of the curve, so print_every exceeds total_env_steps.
     began, learning, curve = time.perf_counter(), 0.0, Curve(print_every=args.total_env_steps + 1)
     with make_pool(args, agent) as pool:
         started = time.perf_counter()
