@@ -41,7 +41,7 @@ except ImportError:
 @dataclass
 class Args(CommonArgs):
     algorithm: str = flag("sac", "Algorithm", choices=("sac", "ddpg", "td3"))
-    env_id: str = flag("Pendulum-v1", "Id of an environment with Box observations and actions of one dimension")
+    env_id: str = flag("Pendulum-v1", "Id of an environment with one-dimensional Box observations and actions")
     total_env_steps: int = flag(20_000, "Maximum number of env steps")
     num_envs: int = flag(4, "Number of environments, a multiple of num_workers so that all rollouts have one size")
     num_workers: int = flag(2, "Number of worker processes; 0: run everything in the main process")
@@ -129,7 +129,7 @@ class GaussianActor(Actor):
         mean, log_std = self.layers(obs.float()).chunk(2, -1)
         normal = torch.distributions.Normal(mean, log_std.clamp(-5.0, 2.0).exp(), validate_args=False)
         pre_tanh = normal.rsample()
-        # log(1 - tanh(x)^2), the log-derivative of tanh, in a numerically stable form.
+        # log(1 - tanh(x)^2), the logarithm of the derivative of tanh, in a numerically stable form.
         correction = 2.0 * (np.log(2.0) - pre_tanh - nn.functional.softplus(-2.0 * pre_tanh))
         return pre_tanh.tanh(), (normal.log_prob(pre_tanh) - correction).sum(-1, keepdim=True)
 
