@@ -1,4 +1,4 @@
-"""Generated parts of the README: its tables of benchmarks, the caption of its plot, and the threshold.
+"""Generated parts of the README: its lines of benchmarks, the caption of its plot, and the threshold.
 
 They are between ``<!-- name -->`` and ``<!-- end of name -->``.
 
@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from on_paper import about
-from sections import content, read, table
+from sections import content, read
 from sentences import crossing_us, step_us
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 ONE_PROCESS = "one process"
 
-AGAIN = (
-    "A worker killed by SIGKILL was replaced and stepped again after {:.2f} s (median, `python benchmarks/faults.py`)."
-)
+AGAIN = "**A worker killed by SIGKILL was replaced and stepped again after {:.2f} s** (median, `faults.py`)."
 CAPTION = (
     "*Stepping with random actions. Above: {many}, `python benchmarks/peers/cores.py`. Below: {two}, "
     "`python benchmarks/peers/stepping.py`.*"
@@ -47,60 +45,60 @@ def filled(text: str) -> str:
 
 
 def benchmarks() -> str:
-    """Return the tables of benchmarks, one for each machine and question, and the time to replace a worker."""
+    """Return a line for each benchmark, and the time to replace a worker."""
+    many, stepping = _stepping(read("peers_cores")["halfcheetah-15"]), read("peers_stepping")
     again = AGAIN.format(read("faults")["until another one steps, s"]["median"])
-    return "\n" + "\n\n".join([many_workers(), two_cores(), rollouts(), accelerated(), again]) + "\n"
+    lines = [
+        _line(
+            "15 workers step 120 HalfCheetahs {} times as fast as `AsyncVectorEnv`.",
+            "AsyncVectorEnv",
+            "peers_cores",
+            many,
+        ),
+        *(
+            _line(
+                f"Two workers step {n} CartPoles at {{}} times the speed of one process.",
+                ONE_PROCESS,
+                "peers_stepping",
+                _stepping(stepping[f"cartpole-{n}"]),
+            )
+            for n in (64, 8)
+        ),
+        _line(
+            "Two workers collect rollouts of 64 CartPoles at {} times the speed of one process.",
+            ONE_PROCESS,
+            "peers_rollouts",
+            _collecting(),
+        ),
+        _line(
+            "PPO of Stable-Baselines3 collects 16 HalfCheetahs at {} times the speed with `accelerate`.",
+            ONE_PROCESS,
+            "sb3_accelerate",
+            _accelerated(),
+        ),
+    ]
+    return "\n" + "\n".join([*lines, f"* {again}"]) + "\n"
 
 
-def many_workers() -> str:
-    """Return the rates of 15 workers."""
-    rates = _stepping(read("peers_cores")["halfcheetah-15"])
-    times = _times(rates, "AsyncVectorEnv")
-    return _section(
-        f"With 15 workers, parenv steps 120 HalfCheetahs {times} times as fast as `AsyncVectorEnv`",
-        "peers_cores",
-        {"120 HalfCheetahs": rates},
-    )
-
-
-def two_cores() -> str:
-    """Return the rates of 2 workers, which are slower than one process for few environments."""
-    found = {f"{n} CartPoles": _stepping(read("peers_stepping")[f"cartpole-{n}"]) for n in (64, 8)}
-    times = [f"{name} {_times(rates, ONE_PROCESS)} times" for name, rates in found.items()]
-    return _section(
-        f"On two cores, workers step {times[0]} as fast as one process, and {times[1]}", "peers_stepping", found
-    )
-
-
-def rollouts() -> str:
+def _collecting() -> dict[str, float | None]:
     """Return the rates of rollouts with a policy."""
     found = read("peers_rollouts")
-    rates = {
+    return {
         "parenv": _best(found, "parenv"),
         "AsyncVectorEnv": _best(found, "CleanRL's loop, AsyncVectorEnv"),
         "SubprocVecEnv": _best(found, "SB3 PPO, SubprocVecEnv"),
         ONE_PROCESS: _best(found, "CleanRL's loop, SyncVectorEnv"),
     }
-    return _section(
-        f"Two workers collect rollouts with a small network {_times(rates, ONE_PROCESS)} times as fast as one process",
-        "peers_rollouts",
-        {"64 CartPoles": rates},
-    )
 
 
-def accelerated() -> str:
+def _accelerated() -> dict[str, float | None]:
     """Return the rates of Stable-Baselines3 with and without ``accelerate``."""
     found = read("sb3_accelerate")["collecting, 16 HalfCheetah"]
-    rates = {
+    return {
         "parenv": _best(found, "accelerate"),
         "SubprocVecEnv": _best(found, "SubprocVecEnv"),
         ONE_PROCESS: _best(found, "DummyVecEnv"),
     }
-    return _section(
-        f"PPO of Stable-Baselines3 collects {_times(rates, ONE_PROCESS)} times as fast with `accelerate`",
-        "sb3_accelerate",
-        {"16 HalfCheetahs": rates},
-    )
 
 
 def threshold_us() -> float:
@@ -134,24 +132,14 @@ def _best(case: Mapping[str, Any], beginning: str) -> float | None:
     return max(found, default=None)
 
 
-def _times(rates: Mapping[str, float | None], other: str) -> str:
-    """Return the rate of parenv as a multiple of another rate."""
-    ours, theirs = rates["parenv"], rates[other]
-    if ours is None or theirs is None:
-        raise ValueError(f"the results must have rates of parenv and {other}")
-    return f"{ours / theirs:.1f}"
-
-
-def _section(heading: str, source: str, rows: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Return a heading, the measurement, and a table whose highest rates are bold."""
-    systems = [name for name in next(iter(rows.values())) if any(rates[name] for rates in rows.values())]
-    lines = []
-    for work, rates in rows.items():
-        highest = max(rates[name] or 0.0 for name in systems)
-        cells = [f"{rates[name]:,.0f}" for name in systems]
-        lines.append([work, *(f"**{cell}**" if cell == f"{highest:,.0f}" else cell for cell in cells)])
-    command = content(source)["command"]
-    return f"### {heading}\n\n{table(['env steps/s', *systems], lines)}\n\n*{machine(source)}, `{command}`*"
+def _line(answer: str, other: str, source: str, rates: Mapping[str, float | None]) -> str:
+    """Return the answer with parenv's rate as a multiple of another rate, all rates, and the measurement."""
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    cells = "; ".join(f"{name} {rate:,.0f}" for name, rate in known.items())
+    script = content(source)["command"].removeprefix("python benchmarks/")
+    measured = "{cores} cores, {cpu}, {date}".format(**content(source)["machine"])
+    answer = answer.format(f"{known['parenv'] / known[other]:.1f}")
+    return f"* **{answer}** Env steps/s: {cells}. ({measured}, `{script}`)"
 
 
 if __name__ == "__main__":
