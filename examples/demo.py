@@ -11,6 +11,7 @@ evaluation, the seconds of each phase, the env steps per second, and the policy 
 
 from __future__ import annotations
 
+import sys
 import time
 
 import torch
@@ -32,8 +33,8 @@ def train(args: Args) -> None:
     agent = make_agent(args.env_id)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     stop = Stop(args.total_env_steps, mean_return=args.stop_return, seconds=SECONDS)
-    # The live display replaces the lines of the curve, so print_every exceeds total_env_steps.
-    began, learning, curve = time.perf_counter(), 0.0, Curve(print_every=args.total_env_steps + 1)
+    # No lines: the live display replaces them.
+    began, learning, curve = time.perf_counter(), 0.0, Curve(print_every=sys.maxsize)
     with make_pool(args, agent) as pool:
         started = time.perf_counter()
         with ProgressDisplay(pool, stop, title=f"PPO on {args.env_id}") as display:
