@@ -1,4 +1,4 @@
-"""Gradients averaged over two real processes of torch.distributed."""
+"""Check that ``all_reduce_gradients`` averages gradients over two processes of torch.distributed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ torch.manual_seed(0)
 module = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 torch.manual_seed(1 + rank)
 """
-# Not by the interpreter's end: a thread of gloo that lets go of a tensor then aborts (pytorch/pytorch#190489). With
-# torch._dynamo, which every optimizer imports, destroy_process_group() leaves these threads running.
+# A thread of gloo that frees a tensor while the interpreter is finalized aborts the process (pytorch/pytorch#190489).
+# destroy_process_group() leaves these threads running if torch._dynamo is imported, which every optimizer does.
 END = """
 import os
 torch.save(result, f"{folder}/{rank}")
@@ -38,7 +38,7 @@ os._exit(0)
 
 
 def on_two_ranks(folder: Path, script: str) -> list[dict]:
-    """Run a script on both ranks; what each of them left in ``result``."""
+    """Run a script on both ranks, and return the value of ``result`` on each of them."""
     command = [sys.executable, "-X", "faulthandler", "-c", BEGIN + script + END]
     ranks = [
         subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)
@@ -54,7 +54,7 @@ def on_two_ranks(folder: Path, script: str) -> list[dict]:
 
 
 @pytest.mark.more
-def test_every_rank_gets_the_mean_in_place_also_of_a_gradient_that_only_one_rank_has(tmp_path: Path) -> None:
+def test_every_rank_gets_the_mean_in_place_even_if_only_one_rank_has_a_gradient(tmp_path: Path) -> None:
     first, second = on_two_ranks(
         tmp_path,
         """
@@ -62,9 +62,9 @@ calls = []
 all_reduce = dist.all_reduce
 dist.all_reduce = lambda tensor, **options: (calls.append(str(tensor.dtype)), all_reduce(tensor, **options))
 module.single = nn.Parameter(torch.ones(4))
-module.nobody = nn.Parameter(torch.ones(4, 2).double())
+module.unused = nn.Parameter(torch.ones(4, 2).double())
 for parameter in module.parameters():
-    if parameter is not module.nobody and not (rank == 1 and parameter is module[0].weight):
+    if parameter is not module.unused and not (rank == 1 and parameter is module[0].weight):
         parameter.grad = torch.randn_like(parameter)
 module[2].weight.grad = module[2].weight.grad.t().contiguous().t()
 before = {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
@@ -78,10 +78,10 @@ result = {"before": before, "after": after, "in_place": in_place, "calls": calls
     assert first["in_place"]
     assert second["in_place"]
     assert first["calls"] == second["calls"] == ["torch.float32", "torch.float64"]
-    assert first["after"]["nobody"] is None
-    assert second["after"]["nobody"] is None
+    assert first["after"]["unused"] is None
+    assert second["after"]["unused"] is None
     assert second["before"]["0.weight"] is None
-    for name in first["before"].keys() - {"nobody"}:
+    for name in first["before"].keys() - {"unused"}:
         shares = [rank["before"][name] for rank in (first, second) if rank["before"][name] is not None]
         tolerance = 1e-12 if shares[0].dtype == torch.float64 else 1e-6
         for rank in (first, second):
@@ -89,7 +89,7 @@ result = {"before": before, "after": after, "in_place": in_place, "calls": calls
 
 
 @pytest.mark.more
-def test_replicas_that_learn_from_different_data_stay_equal_to_the_bit(tmp_path: Path) -> None:
+def test_replicas_that_learn_from_different_data_stay_bitwise_identical(tmp_path: Path) -> None:
     first, second = on_two_ranks(
         tmp_path,
         """
@@ -111,7 +111,7 @@ result = {"begin": begin, "end": [p.detach() for p in module.parameters()], "inp
 
 
 @pytest.mark.more
-def test_different_parameters_are_an_error_on_every_rank_at_the_first_call_only(tmp_path: Path) -> None:
+def test_different_parameters_are_an_error_on_every_rank_and_checked_only_in_the_first_call(tmp_path: Path) -> None:
     results = on_two_ranks(
         tmp_path,
         """
@@ -135,7 +135,7 @@ except ConfigurationError as error:
 
 
 @pytest.mark.parametrize("backend", [None, "gloo"])
-def test_alone_nothing_happens(tmp_path: Path, backend: str | None) -> None:
+def test_a_single_process_keeps_its_gradients(tmp_path: Path, backend: str | None) -> None:
     module = nn.Linear(2, 1)
     module.weight.grad = torch.ones(1, 2)
     if backend:

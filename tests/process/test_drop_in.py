@@ -1,4 +1,4 @@
-"""What changing one import must mean: environments of others, as they are, behave as under Gymnasium's own classes."""
+"""Check that existing environments behave as in Gymnasium's own vector envs if only an import is changed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ print("done")
 """
 
 
-def said_to_stderr(script: str, directory: Path, *options: str) -> str:
+def stderr_of(script: str, directory: Path, *options: str) -> str:
+    """Run a script, check that it prints only ``done``, and return its standard error."""
     done = subprocess.run(
         [sys.executable, *options, "-c", script], capture_output=True, text=True, timeout=250, cwd=directory
     )
@@ -59,16 +60,16 @@ def said_to_stderr(script: str, directory: Path, *options: str) -> str:
 
 
 @pytest.mark.more
-def test_a_module_that_registers_what_the_driver_knows_already_is_no_reason_to_warn(tmp_path: Path) -> None:
+def test_workers_do_not_warn_if_a_module_registers_known_environments_again(tmp_path: Path) -> None:
     (tmp_path / "registers_itself.py").write_text(REGISTERS)
-    assert said_to_stderr(USES.format(imported="registers_itself", name="registers_itself/a-v0"), tmp_path) == ""
+    assert stderr_of(USES.format(imported="registers_itself", name="registers_itself/a-v0"), tmp_path) == ""
 
 
 @pytest.mark.more
-def test_atari_users_are_not_warned_of_environments_that_are_registered_already(tmp_path: Path) -> None:
+def test_workers_do_not_warn_if_ale_py_registers_known_environments_again(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     script = USES.format(imported="ale_py", name="ALE/Pong-v5").replace("observations * 0", "[0] * len(observations)")
-    assert "WARN" not in said_to_stderr(script, tmp_path)
+    assert "WARN" not in stderr_of(script, tmp_path)
 
 
 WARNS = """
@@ -91,17 +92,17 @@ print("done")
 
 
 @pytest.mark.more
-def test_what_the_driver_was_told_about_warnings_holds_in_workers(tmp_path: Path) -> None:
+def test_warning_filters_of_the_main_process_apply_in_workers(tmp_path: Path) -> None:
     script = tmp_path / "warns.py"
     script.write_text(WARNS)
     run = "import runpy; runpy.run_path('warns.py', run_name='__main__')"
-    assert "odd" in said_to_stderr(run, tmp_path)
-    assert said_to_stderr(run, tmp_path, "-Wignore") == ""
-    assert "old" in said_to_stderr(run, tmp_path, "-Wignore::UserWarning", "-Walways::DeprecationWarning")
+    assert "odd" in stderr_of(run, tmp_path)
+    assert stderr_of(run, tmp_path, "-Wignore") == ""
+    assert "old" in stderr_of(run, tmp_path, "-Wignore::UserWarning", "-Walways::DeprecationWarning")
 
 
-class Spoken(spaces.Space[str]):
-    """As MiniGrid's: what it shows of itself is at another address in every process."""
+class MissionSpace(spaces.Space[str]):
+    """Space like MiniGrid's, whose repr shows the address of a function, which differs between processes."""
 
     def __init__(self, words: Callable[[], list[str]]) -> None:
         super().__init__(dtype=str)
@@ -114,20 +115,22 @@ class Spoken(spaces.Space[str]):
         return x in self.words()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spoken) and other.words() == self.words()
+        return isinstance(other, MissionSpace) and other.words() == self.words()
 
     def __repr__(self) -> str:
-        return f"Spoken({self.words})"
+        return f"MissionSpace({self.words})"
 
 
 def observed() -> spaces.Dict:
     def words() -> list[str]:
         return ["go", "stop"]
 
-    return spaces.Dict(mission=Spoken(words), at=spaces.Box(-1, 1, (2,), np.float32))
+    return spaces.Dict(mission=MissionSpace(words), at=spaces.Box(-1, 1, (2,), np.float32))
 
 
-class Speaker(gym.Env[Any, Any]):
+class MissionEnv(gym.Env[Any, Any]):
+    """Environment with the observation space :class:`MissionSpace`."""
+
     def __init__(self, env_id: int = 0) -> None:
         self.observation_space, self.action_space = observed(), spaces.Discrete(3)
         self.env_id = env_id
@@ -147,70 +150,74 @@ class Speaker(gym.Env[Any, Any]):
         self.closed = True
 
 
-MADE: list[Speaker] = []
-"""In this process."""
-SPEAKERS = [lambda i=i: Speaker(i) for i in range(4)]
+MADE: list[MissionEnv] = []
+"""Environments that were made in this process."""
+MISSION_ENVS = [lambda i=i: MissionEnv(i) for i in range(4)]
 
 
 def zeros(observations: Any) -> Any:
     return np.zeros(len(observations["at"]), int)
 
 
-def test_workers_whose_spaces_show_addresses_have_the_same_spaces() -> None:
-    envs = ParallelVectorEnv(SPEAKERS, num_workers=2)
-    expected = SyncVectorEnv(SPEAKERS)
+def test_spaces_whose_reprs_differ_only_in_addresses_are_the_same() -> None:
+    envs = ParallelVectorEnv(MISSION_ENVS, num_workers=2)
+    expected = SyncVectorEnv(MISSION_ENVS)
     assert_same(envs.reset(seed=1), expected.reset(seed=1))
     for actions in ([0, 1, 2, 0], [1, 1, 0, 2]):
         assert_same(envs.step(np.array(actions)), expected.step(np.array(actions)))
-    assert repr(envs.single_observation_space["mission"]) == "Spoken(<function observed.<locals>.words>)"
+    assert repr(envs.single_observation_space["mission"]) == "MissionSpace(<function observed.<locals>.words>)"
     envs.close()
-    with AsyncWorkerPool(SPEAKERS, zeros, num_workers=2, mode="sync", rollout_length=2) as pool:
+    with AsyncWorkerPool(MISSION_ENVS, zeros, num_workers=2, mode="sync", rollout_length=2) as pool:
         assert next(pool.rollouts()).observations["mission"][0] == ["go"] * 4
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_spaces_that_are_given_are_those_that_the_env_has(num_workers: int) -> None:
+def test_given_spaces_are_the_spaces_of_the_vector_env_and_the_pool(num_workers: int) -> None:
     given = (observed(), spaces.Discrete(3))
-    envs = ParallelVectorEnv(SPEAKERS, num_workers=num_workers, spaces=given)
+    envs = ParallelVectorEnv(MISSION_ENVS, num_workers=num_workers, spaces=given)
     assert (envs.single_observation_space, envs.single_action_space) == given
     assert envs.single_observation_space is given[0]
     assert envs.observation_space["mission"].sample()[3] in ("go", "stop")
     assert envs.reset()[0]["mission"] in envs.observation_space["mission"]
     envs.close()
-    with AsyncWorkerPool(SPEAKERS, zeros, num_workers=num_workers, mode="sync", rollout_length=2, spaces=given) as pool:
+    with AsyncWorkerPool(
+        MISSION_ENVS, zeros, num_workers=num_workers, mode="sync", rollout_length=2, spaces=given
+    ) as pool:
         assert pool.single_observation_space is given[0]
         assert pool.single_action_space is given[1]
         assert next(pool.rollouts()).observations["mission"][0] == ["go"] * 4
 
 
-def test_spaces_are_made_in_the_driver_where_the_user_says_so_by_an_env_that_is_closed() -> None:
+def test_with_spaces_make_the_main_process_makes_an_environment_and_closes_it() -> None:
     MADE.clear()
-    envs = ParallelVectorEnv(SPEAKERS, num_workers=2, spaces="make")
+    envs = ParallelVectorEnv(MISSION_ENVS, num_workers=2, spaces="make")
     assert [env.closed for env in MADE] == [True]
     mission = envs.single_observation_space["mission"]
-    assert type(mission) is Spoken
+    assert type(mission) is MissionSpace
     assert mission.words() == ["go", "stop"]
     envs.close()
-    with AsyncWorkerPool(SPEAKERS, zeros, num_workers=2, spaces="make") as pool:
-        assert type(pool.single_observation_space["mission"]) is Spoken
-    with AsyncWorkerPool(lambda: SyncVectorEnv(SPEAKERS[:2]), zeros, num_workers=1, num_envs=2, spaces="make") as pool:
-        assert type(pool.single_observation_space["mission"]) is Spoken
+    with AsyncWorkerPool(MISSION_ENVS, zeros, num_workers=2, spaces="make") as pool:
+        assert type(pool.single_observation_space["mission"]) is MissionSpace
+    with AsyncWorkerPool(
+        lambda: SyncVectorEnv(MISSION_ENVS[:2]), zeros, num_workers=1, num_envs=2, spaces="make"
+    ) as pool:
+        assert type(pool.single_observation_space["mission"]) is MissionSpace
 
 
 @pytest.mark.parametrize("make", [ParallelVectorEnv, lambda env_fns, **more: AsyncWorkerPool(env_fns, zeros, **more)])
-def test_spaces_that_are_none_or_not_those_of_the_workers_are_refused(make: Any) -> None:
+def test_invalid_or_different_spaces_are_refused(make: Any) -> None:
     for none in ("made", observed(), (observed(),), (observed(), 3)):
         with pytest.raises(ConfigurationError, match="spaces must be"):
-            make(SPEAKERS, num_workers=2, spaces=none)
+            make(MISSION_ENVS, num_workers=2, spaces=none)
     wrong = spaces.Discrete(4)
     for num_workers in (0, 2):
         with pytest.raises(ConfigurationError, match=r"spaces must .*Discrete\(3\), got .*Discrete\(4\)"):
-            make(SPEAKERS, num_workers=num_workers, spaces=(observed(), wrong))
+            make(MISSION_ENVS, num_workers=num_workers, spaces=(observed(), wrong))
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "BabyAI-GoToLocal-v0"])
-def test_minigrid_is_stepped_as_by_sync_vector_env(name: str) -> None:
+def test_minigrid_is_stepped_like_in_sync_vector_env(name: str) -> None:
     pytest.importorskip("minigrid")
     env_fns = [lambda: gym.make(name, max_steps=9)] * 4
     envs, expected = ParallelVectorEnv(env_fns, num_workers=2, spaces="make"), SyncVectorEnv(env_fns)
@@ -231,6 +238,8 @@ def test_minigrid_is_stepped_as_by_sync_vector_env(name: str) -> None:
 
 
 class Failing(gym.Env[Any, Any]):
+    """Environment that raises an exception in steps, calls, and resets with options."""
+
     observation_space = action_space = spaces.Discrete(2)
 
     def __init__(self, error: Any) -> None:
@@ -245,16 +254,14 @@ class Failing(gym.Env[Any, Any]):
         self.fail()
 
     def fail(self) -> None:
-        # A new one each time, because its traceback keeps the frames of this process, and the memory in them.
+        # Raise a new exception each time, because its traceback keeps frames of this process and their objects alive.
         raise type(self.error)(*self.error.args)
 
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("error", [KeyError("gone"), AttributeError("none"), OSError(2, "none")])
-def test_what_all_raise_is_caught_by_its_type_as_from_gymnasiums_own_vector_envs(
-    error: Exception, num_workers: int
-) -> None:
+def test_an_exception_of_all_sub_environments_keeps_its_type(error: Exception, num_workers: int) -> None:
     with contextlib.closing(ParallelVectorEnv([lambda: Failing(error)] * 4, num_workers=num_workers)) as envs:
         envs.reset()
         for act in (
@@ -272,7 +279,7 @@ def test_what_all_raise_is_caught_by_its_type_as_from_gymnasiums_own_vector_envs
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_errors_of_several_types_come_as_a_group(num_workers: int) -> None:
+def test_exceptions_of_several_types_are_raised_as_a_group(num_workers: int) -> None:
     env_fns = [lambda: Failing(KeyError("a")), lambda: Failing(ValueError("b"))]
     with contextlib.closing(ParallelVectorEnv(env_fns, num_workers=num_workers)) as envs:
         with pytest.raises(ExceptionGroup) as caught:
@@ -285,8 +292,8 @@ class Side(enum.IntEnum):
     RIGHT = 1
 
 
-class Chatty(gym.Env[Any, Any]):
-    """Says what is no plain data, in infos and when it is asked."""
+class RichInfoEnv(gym.Env[Any, Any]):
+    """Environment whose observations, infos and attributes are not plain data. A ``secret`` has no plain form."""
 
     observation_space = spaces.Dict(x=spaces.Box(-1, 1, (2,), np.float32), n=spaces.Discrete(9))
     action_space = spaces.Discrete(2)
@@ -310,12 +317,12 @@ class Chatty(gym.Env[Any, Any]):
         return self.observed(), 0.0, False, self.steps == 3, info
 
 
-CHATTY = [lambda i=i: Chatty(i) for i in range(4)]
-SECRETIVE = [lambda i=i: Chatty(i, secret=object()) for i in range(64)]
+RICH_INFO_ENVS = [lambda i=i: RichInfoEnv(i) for i in range(4)]
+OPAQUE_INFO_ENVS = [lambda i=i: RichInfoEnv(i, secret=object()) for i in range(64)]
 
 
-def test_infos_that_have_an_honest_plain_form_arrive_in_it() -> None:
-    with contextlib.closing(ParallelVectorEnv(CHATTY, num_workers=2)) as envs:
+def test_infos_and_attributes_are_converted_to_plain_data() -> None:
+    with contextlib.closing(ParallelVectorEnv(RICH_INFO_ENVS, num_workers=2)) as envs:
         assert envs.reset()[1]["side"].tolist() == [1] * 4
         infos = envs.step(np.array([0, 1, 0, 1]))[4]
         assert infos["side"].tolist() == [0, 1, 0, 1]
@@ -326,15 +333,17 @@ def test_infos_that_have_an_honest_plain_form_arrive_in_it() -> None:
         assert gym.make(envs.get_attr("spec")[0]).spec == gym.make("CartPole-v1").spec
 
 
-def test_a_pool_gives_plain_forms_too() -> None:
-    with AsyncWorkerPool(CHATTY, lambda observations: np.zeros(len(observations["n"]), int), num_workers=2) as pool:
+def test_a_pool_converts_attributes_and_results_of_calls_to_plain_data() -> None:
+    with AsyncWorkerPool(
+        RICH_INFO_ENVS, lambda observations: np.zeros(len(observations["n"]), int), num_workers=2
+    ) as pool:
         assert pool.get_attr("spec")[0].id == "CartPole-v1"
         assert pool.call("observed")[0]["x"].shape == (2,)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_final_observations_of_other_libraries_are_treated_as_observations_are(num_workers: int) -> None:
-    envs = ParallelVectorEnv(CHATTY, num_workers=num_workers, autoreset_mode=AutoresetMode.SAME_STEP)
+def test_final_observations_are_converted_like_observations(num_workers: int) -> None:
+    envs = ParallelVectorEnv(RICH_INFO_ENVS, num_workers=num_workers, autoreset_mode=AutoresetMode.SAME_STEP)
     with contextlib.closing(envs):
         envs.reset()
         for _ in range(3):
@@ -344,8 +353,8 @@ def test_final_observations_of_other_libraries_are_treated_as_observations_are(n
         assert final["n"] == 3
 
 
-def test_what_has_no_plain_form_is_left_out_with_one_warning_that_names_it() -> None:
-    with contextlib.closing(ParallelVectorEnv(SECRETIVE, num_workers=2)) as envs:
+def test_an_info_without_a_plain_form_is_left_out_with_one_warning() -> None:
+    with contextlib.closing(ParallelVectorEnv(OPAQUE_INFO_ENVS, num_workers=2)) as envs:
         envs.reset()
         with pytest.warns(
             UserWarning, match=r"infos\['at'\]\['secret'\] is a builtins.object .* is left out"
@@ -355,8 +364,8 @@ def test_what_has_no_plain_form_is_left_out_with_one_warning_that_names_it() -> 
         assert all(infos["at"].keys() == {"path", "_path", "x", "_x"} for infos in all_infos[:2])
 
 
-def test_strict_infos_make_it_an_error_of_one_line() -> None:
-    with contextlib.closing(ParallelVectorEnv(SECRETIVE, num_workers=2, strict_infos=True)) as envs:
+def test_with_strict_infos_an_info_without_a_plain_form_is_an_error() -> None:
+    with contextlib.closing(ParallelVectorEnv(OPAQUE_INFO_ENVS, num_workers=2, strict_infos=True)) as envs:
         envs.reset()
         for _ in range(2):
             with pytest.raises(NotDataError, match=r"infos\['at'\]\['secret'\] is a builtins.object") as caught:
@@ -368,13 +377,13 @@ def test_strict_infos_make_it_an_error_of_one_line() -> None:
             envs.recv()
 
 
-def test_in_process_any_info_is_there() -> None:
-    with contextlib.closing(ParallelVectorEnv(SECRETIVE, num_workers=0, strict_infos=True)) as envs:
+def test_without_workers_an_info_may_be_any_object() -> None:
+    with contextlib.closing(ParallelVectorEnv(OPAQUE_INFO_ENVS, num_workers=0, strict_infos=True)) as envs:
         envs.reset()
         assert type(envs.step(np.zeros(64, int))[4]["at"]["secret"][63]) is object
 
 
-def test_recv_takes_as_many_as_it_is_asked_for() -> None:
+def test_recv_returns_the_requested_number_of_rows() -> None:
     with contextlib.closing(ParallelVectorEnv(["CartPole-v1"] * 4, num_workers=2, batch_size=2)) as envs:
         envs.reset(seed=1)
         envs.send(np.zeros(4, int))
@@ -391,10 +400,10 @@ def test_recv_takes_as_many_as_it_is_asked_for() -> None:
         envs.recv()
 
 
-def test_in_process_the_sub_environments_are_at_hand_as_in_sync_vector_env() -> None:
-    with contextlib.closing(ParallelVectorEnv(SPEAKERS, num_workers=0)) as envs:
+def test_without_workers_the_sub_environments_are_accessible() -> None:
+    with contextlib.closing(ParallelVectorEnv(MISSION_ENVS, num_workers=0)) as envs:
         assert [env.env_id for env in envs.envs] == [0, 1, 2, 3]
-    with contextlib.closing(ParallelVectorEnv(SPEAKERS, num_workers=2)) as envs:
+    with contextlib.closing(ParallelVectorEnv(MISSION_ENVS, num_workers=2)) as envs:
         assert not hasattr(envs, "envs")
         with pytest.raises(AttributeError, match=r"envs needs num_workers=0, .* Use call\(\)"):
             _ = envs.envs

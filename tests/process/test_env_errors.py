@@ -1,4 +1,4 @@
-"""What becomes of a sub-environment that raises: on_env_error."""
+"""Check ``on_env_error``, which decides what happens if a sub-environment raises an exception."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 class SimulatorError(RuntimeError):
-    """Known to the driver too."""
+    """Exception that the main process can import too."""
 
 
 class Flaky(LedgerEnv):
-    """Raises now and then, in step or in reset; which of the two does so by turns."""
+    """Ledger that raises an exception with a given probability in each step, and in each reset except the first."""
 
     def __init__(
         self, env_id: int, chance: float = 0.05, error: Any = SimulatorError, pool_seed: int | None = None
@@ -63,11 +63,12 @@ class Flaky(LedgerEnv):
 
 
 def flaky(count: int, **how: Any) -> list[Any]:
+    """Return factories of :class:`Flaky` with the numbers 0 to ``count - 1``."""
     return [lambda env_id=env_id: Flaky(env_id, **how) for env_id in range(count)]
 
 
 class Remembers(Policy):
-    """Its carry counts the steps since the episode began, and it says which observation it acted on."""
+    """Policy whose carry counts the steps of an episode. It returns the count and the observed step."""
 
     def initial_carry(self, batch: int) -> Any:
         return np.zeros(batch, np.int64)
@@ -110,7 +111,7 @@ def test_a_replaced_environment_truncates_its_episode_and_every_row_is_real(
 
 
 @pytest.mark.more
-def test_returns_and_lengths_begin_anew_behind_a_replacement() -> None:
+def test_returns_and_lengths_start_at_zero_after_a_replacement() -> None:
     workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
     with AsyncWorkerPool(
         flaky(4, chance=0.2), zeros, num_workers=0, mode="sync", rollout_length=3, workers=workers, seed=5
@@ -140,7 +141,7 @@ def test_a_worker_whose_environment_raises_is_replaced(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["restart_env", "restart_worker"])
-def test_one_that_raises_always_is_an_error_in_the_end(how: Any) -> None:
+def test_an_environment_that_always_raises_is_an_error_after_max_restarts(how: Any) -> None:
     def fail(env: Any) -> None:
         raise SimulatorError("the motor is off")
 
@@ -155,7 +156,7 @@ def test_one_that_raises_always_is_an_error_in_the_end(how: Any) -> None:
         assert [type(death) for death in caught.value.deaths] == [SimulatorError] * 3
 
 
-def test_an_error_of_the_policy_is_raised_whatever_becomes_of_environments() -> None:
+def test_an_exception_of_the_policy_is_raised_with_any_on_env_error() -> None:
     class Wrong(Policy):
         def act(self, observations: Any, carry: Any) -> Action:
             if observations[0, 1] == 1:
@@ -170,7 +171,7 @@ def test_an_error_of_the_policy_is_raised_whatever_becomes_of_environments() -> 
             assert pool.closed
 
 
-def test_gradients_go_on_over_replaced_environments() -> None:
+def test_gradients_continue_with_replaced_environments() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -189,7 +190,7 @@ def test_gradients_go_on_over_replaced_environments() -> None:
         assert pool.statistics().env_restarts > 10
 
 
-def test_what_cannot_be_is_refused_before_anything_starts() -> None:
+def test_invalid_options_are_refused_before_anything_starts() -> None:
     with pytest.raises(
         ConfigurationError, match="on_env_error must be one of 'raise', 'restart_env', 'restart_worker'"
     ):
@@ -204,7 +205,12 @@ SEEN = np.zeros(2, np.float32)
 
 
 class Older(gym.Env[Any, Any]):
-    """As environments for Gym were."""
+    """Environment with a result in the format of gym, or another wrong result.
+
+    Args:
+        is_older: ``"reset"`` (returns no info), ``"step"`` (returns four values), ``"reward"`` (``step`` returns a
+            list as reward) or ``"itself"`` (``step`` raises an exception).
+    """
 
     observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
 
@@ -228,7 +234,9 @@ def first_step(envs: ParallelVectorEnv) -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("num_envs", [1, 2])
 @pytest.mark.parametrize("is_older", ["reset", "step", "reward", "itself"])
-def test_what_an_environment_for_gym_returns_is_said(is_older: str, num_envs: int, num_workers: int) -> None:
+def test_the_error_for_a_result_in_the_format_of_gym_names_the_right_format(
+    is_older: str, num_envs: int, num_workers: int
+) -> None:
     with (
         pytest.raises((TypeError, ValueError)) as pool_error,
         AsyncWorkerPool(
@@ -242,12 +250,12 @@ def test_what_an_environment_for_gym_returns_is_said(is_older: str, num_envs: in
     ):
         first_step(envs)
     for error in (pool_error, vector_error):
-        said = "".join(traceback.format_exception(error.value))
-        assert (f"{is_older.replace('reward', 'step')} must return (observation, " in said) == (is_older != "itself")
+        shown = "".join(traceback.format_exception(error.value))
+        assert (f"{is_older.replace('reward', 'step')} must return (observation, " in shown) == (is_older != "itself")
 
 
 class OlderLater(Older):
-    """Its first reset returns what it must."""
+    """Environment whose resets have a wrong result after its first step."""
 
     def __init__(self) -> None:
         super().__init__("neither")
@@ -259,7 +267,7 @@ class OlderLater(Older):
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 @pytest.mark.parametrize("workers", [WorkerOptions(), WorkerOptions(step_threads=2)], ids=["in turn", "in threads"])
-def test_what_a_later_reset_returns_is_said(workers: WorkerOptions, num_envs: int) -> None:
+def test_a_wrong_result_of_a_later_reset_is_an_error(workers: WorkerOptions, num_envs: int) -> None:
     with (
         pytest.raises(TypeError, match=r"reset must return \(observation, info\)"),
         AsyncWorkerPool(OlderLater, zeros, num_envs=num_envs, num_workers=1, workers=workers) as pool,

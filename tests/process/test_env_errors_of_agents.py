@@ -1,4 +1,4 @@
-"""What becomes of a sub-environment of several agents that raises: on_env_error="restart_env"."""
+"""Check ``on_env_error="restart_env"`` with multi-agent environments that raise exceptions."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 class SimulatorError(RuntimeError):
-    """Known to the driver too."""
+    """Exception that the main process can import too."""
 
 
 def last_call(env_id: int) -> tuple[str, int]:
-    """In which call an environment raises: some in one of the first steps, some later, some in a reset."""
+    """Return the method in which an environment raises an exception, and the number of the call."""
     return ("reset", 2 + env_id % 3) if env_id % 4 == 3 else ("step", 1 + env_id * 7 % 23)
 
 
 class Breaks:
-    """Raises in a certain call, for good."""
+    """Mixin that raises an exception in the call of :func:`last_call` and in all later ones."""
 
     error: Any = SimulatorError
 
@@ -71,7 +71,7 @@ class BreakingTurns(Breaks, ScriptedTurns):
 
 
 def breaking(kind: Any) -> list[Any]:
-    """Of every sub-environment, the first one made has its own number, and every other one its own too."""
+    """Return factories of environments that all have different numbers, also if one replaces another."""
 
     def maker(env_id: int) -> Any:
         made: list[int] = []
@@ -85,7 +85,8 @@ def breaking(kind: Any) -> list[Any]:
     return [maker(env_id) for env_id in range(NUM_ENVS)]
 
 
-def lived_until_it_broke(kind: Any, env_id: int) -> Ledger:
+def transitions_until_the_exception(kind: Any, env_id: int) -> Ledger:
+    """Return the transitions of an environment in a plain loop until it raises the exception."""
     turns = issubclass(kind, ScriptedTurns)
     doing, last = last_call(env_id)
     if doing == "step":
@@ -97,7 +98,7 @@ def lived_until_it_broke(kind: Any, env_id: int) -> Ledger:
 @pytest.mark.parametrize(
     ("kind", "mode", "num_workers"), one_in(3, [Breaking, BreakingTurns], ["sync", "async"], [0, 2])
 )
-def test_a_replaced_environment_truncates_what_its_agents_did_and_loses_nothing_of_it(
+def test_a_replaced_environment_truncates_its_agents_and_loses_no_transition(
     kind: Any, mode: Any, num_workers: int
 ) -> None:
     workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
@@ -126,7 +127,7 @@ def test_a_replaced_environment_truncates_what_its_agents_did_and_loses_nothing_
     made = {env_id for env_id, _ in found}
     broken = {env_id for env_id in made if env_id + NUM_ENVS in made}
     for env_id in broken:
-        wanted = lived_until_it_broke(kind, env_id)
+        wanted = transitions_until_the_exception(kind, env_id)
         for agent in AGENTS:
             expected, lived = wanted.get((env_id, agent), []), found.get((env_id, agent), [])
             assert [one._replace(truncated=False) for one in lived] == [
@@ -139,7 +140,7 @@ def test_a_replaced_environment_truncates_what_its_agents_did_and_loses_nothing_
 
 
 def check_carry(rows: Any, counts: dict[tuple[int, str], int]) -> None:
-    """The carry counts the steps of a life; where a life is cut by the beginning of a rollout, from that on anew."""
+    """Check that the carry counts the steps of each life of an agent and is 0 after a restart."""
     for row, agent in enumerate(rows.agents):
         begun, steps = rows.initial_carry["steps"][row], rows.extras["steps"][:, row]
         assert rows.alive[0, row] or not rows.restarted[row] or begun == 0
@@ -150,7 +151,7 @@ def check_carry(rows: Any, counts: dict[tuple[int, str], int]) -> None:
             counts[key] = 0 if rows.terminated[step, row] or rows.truncated[step, row] else int(steps[step]) + 1
 
 
-def test_env_steps_that_were_not_taken_do_not_count() -> None:
+def test_env_steps_that_raised_an_exception_are_not_counted() -> None:
     workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
     with AsyncWorkerPool(
         breaking(Breaking), {"hen": act, "fox": act}, policy_of=species, num_workers=0, mode="sync", rollout_length=5,
@@ -165,7 +166,7 @@ def test_env_steps_that_were_not_taken_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("kind", [Breaking, BreakingTurns])
-def test_one_that_raises_always_is_an_error_in_the_end(kind: Any) -> None:
+def test_an_environment_that_always_raises_is_an_error_after_max_restarts(kind: Any) -> None:
     workers = WorkerOptions(restart=RestartPolicy(max_restarts=2, backoff_s=1e-3), on_env_error="restart_env")
     with AsyncWorkerPool(
         lambda: kind(0), {"hen": act, "fox": act}, policy_of=species, num_workers=1, workers=workers
@@ -175,7 +176,7 @@ def test_one_that_raises_always_is_an_error_in_the_end(kind: Any) -> None:
         assert pool.closed
 
 
-def test_an_environment_in_its_place_must_have_the_same_agents() -> None:
+def test_a_replacement_must_have_the_same_agents() -> None:
     class Fewer(Breaking):
         def __init__(self, env_id: int) -> None:
             super().__init__(env_id)

@@ -1,4 +1,4 @@
-"""The returns that a pool counts where wrappers change the rewards: those that RecordEpisodeStatistics has seen."""
+"""Check that a pool reports the returns of ``RecordEpisodeStatistics`` if outer wrappers change the rewards."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def nap(env: Any) -> None:
 
 
 Game = functools.partial(Plain, length=LIVES * LIFE, reward=2.0, on_step=nap)
-"""Pays 2 a step, and ends after three lives of five steps each."""
+"""Environment with a reward of 2 per step, whose episodes consist of three lives of five steps."""
 
 
 class EpisodicLife(gym.Wrapper[Any, Any, Any, Any]):
-    """Ends the episode with each life, as for Atari; only the last one ends the game."""
+    """Wrapper that ends an episode with each life, as for Atari games. Only the last life ends the game."""
 
     over = True
 
@@ -83,7 +83,7 @@ def wrapped_games(mode: AutoresetMode) -> Any:
     ],
     ids=["single", *(f"{where} {mode.name}" for where in ("vector", "wrapped in vector") for mode in AutoresetMode)],
 )
-def test_the_return_is_that_of_the_rewards_before_they_were_changed(make: Any, mode: Any, num_workers: int) -> None:
+def test_returns_are_sums_of_the_rewards_before_wrappers_change_them(make: Any, mode: Any, num_workers: int) -> None:
     with AsyncWorkerPool(make, zeros, num_workers=num_workers, mode=mode, rollout_length=7) as pool:
         seen = [rollout.episodes for rollout in pool.rollouts(Stop(episodes=6))]
         assert {value for episodes in seen for value in episodes.returns.tolist()} == {2.0 * LIVES * LIFE}
@@ -92,7 +92,7 @@ def test_the_return_is_that_of_the_rewards_before_they_were_changed(make: Any, m
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_end_of_a_life_ends_an_episode_of_the_rollout_and_no_game(num_workers: int) -> None:
+def test_the_end_of_a_life_is_an_end_in_the_rollout_but_not_a_recorded_episode(num_workers: int) -> None:
     with AsyncWorkerPool(lives, zeros, num_workers=num_workers, mode="sync", rollout_length=LIVES * LIFE * 2) as pool:
         rollout = next(pool.rollouts())
         workers = pool.num_workers
@@ -104,7 +104,7 @@ def test_the_end_of_a_life_ends_an_episode_of_the_rollout_and_no_game(num_worker
         assert pool.evaluate(3).returns.tolist() == [2.0 * LIVES * LIFE] * 3
 
 
-def test_a_stop_by_mean_return_is_about_the_games() -> None:
+def test_a_stop_by_mean_return_uses_the_recorded_episodes() -> None:
     with AsyncWorkerPool(lives, zeros, num_workers=0, rollout_length=LIFE) as pool:
         stop = Stop(mean_return=2.0 * LIVES * LIFE, window=2, env_steps=1000)
         assert sum(rollout.num_steps for rollout in pool.rollouts(stop)) == 2 * LIVES * LIFE
@@ -120,7 +120,7 @@ def test_normalized_rewards_leave_the_return_raw() -> None:
         assert episodes.returns.tolist() == episodes.lengths.tolist()
 
 
-def test_a_gradient_over_whole_episodes_has_the_return_that_was_recorded() -> None:
+def test_a_gradient_over_whole_episodes_has_the_recorded_returns() -> None:
     class Ones(torch.nn.Linear):
         def forward(self, observations: Any) -> Any:
             return super().forward(observations).argmax(1)

@@ -1,4 +1,4 @@
-"""Evaluations of many tasks: the same result on any number of workers, after any death, and after a resumption."""
+"""Check that results of ``parenv.evaluate`` do not depend on the number of workers, on deaths and on resumptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from parenv.envs.seeding import task_episode_seed
 
 
 class Agent(torch.nn.Module):
-    """A network whose actions depend on all bits of its observations."""
+    """Network whose actions depend on all bits of its observations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,12 +38,13 @@ def of_index(task: str, index: int) -> dict[str, Any]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The episodes in a file, sorted, without the time that they took."""
+    """Return the episodes of a file, sorted by task and index, without their durations."""
     _, *lines = map(json.loads, path.read_text().splitlines())
     return sorted(({**line, "seconds": 0} for line in lines), key=lambda line: (line["task"], line["index"]))
 
 
 def evaluated(out: Path, tasks: Any = None, policy: Any = None, **more: Any) -> list[dict[str, Any]]:
+    """Evaluate a policy and return the episodes of the file. Check that the report has the same episodes."""
     tasks = {"one": Drawn, "two": Drawn} if tasks is None else tasks
     given = {"episodes": 12, "num_workers": 2, "num_envs": 3, "options": of_index, "infos": ("index",), **more}
     report = parenv.evaluate(policy or Agent(), tasks, out=out, **given)
@@ -52,7 +53,7 @@ def evaluated(out: Path, tasks: Any = None, policy: Any = None, **more: Any) -> 
     return lines
 
 
-def test_results_depend_neither_on_workers_nor_on_order(tmp_path: Path) -> None:
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     runs = [evaluated(tmp_path / f"{n}.jsonl", num_workers=n) for n in (0, 1, 3)]
     assert runs[0] == runs[1] == runs[2]
     assert len(runs[0]) == 24
@@ -64,7 +65,7 @@ def test_results_depend_neither_on_workers_nor_on_order(tmp_path: Path) -> None:
     assert runs[0][0]["seed"] == task_episode_seed(0, "one", 0)
 
 
-def test_results_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+def test_results_equal_those_of_a_plain_loop(tmp_path: Path) -> None:
     agent = Agent()
     for line in evaluated(tmp_path / "results.jsonl", num_workers=0, episodes=4, policy=agent):
         env = Drawn()
@@ -84,7 +85,7 @@ FAULTS = {"kill": envs.kill_oneself, "raise": envs.fail, "exit": envs.sys_exit, 
 @pytest.mark.parametrize(
     "fault", ["kill", "raise", *(pytest.param(one, marks=pytest.mark.more) for one in ("exit", "segfault"))]
 )
-def test_an_episode_that_is_lost_is_played_again_with_the_same_result(fault: str, tmp_path: Path) -> None:
+def test_a_lost_episode_is_played_again_with_the_same_result(fault: str, tmp_path: Path) -> None:
     undisturbed = evaluated(tmp_path / "undisturbed.jsonl", num_workers=0)
     flags = tmp_path / "flags"
     flags.mkdir()
@@ -103,7 +104,7 @@ def test_an_episode_that_is_lost_is_played_again_with_the_same_result(fault: str
         pytest.param("hang", "step_timeout", marks=pytest.mark.more),
     ],
 )
-def test_an_episode_that_is_always_lost_is_recorded_and_costs_no_other(
+def test_an_episode_that_is_always_lost_is_recorded_and_affects_no_other(
     fault: str, ended_by: str, tmp_path: Path
 ) -> None:
     undisturbed = evaluated(tmp_path / "undisturbed.jsonl", num_workers=0)
@@ -139,6 +140,8 @@ def test_a_death_while_the_policy_acts_counts_against_all_its_episodes(tmp_path:
 
 
 class Deadly(Policy):
+    """Policy that kills its process."""
+
     def act(self, observations: Any, carry: Any) -> Action:
         envs.kill_oneself()
         raise AssertionError
@@ -196,7 +199,7 @@ def test_an_existing_file_is_not_touched_without_resume(tmp_path: Path) -> None:
     assert out.read_text() == "my notes\n"
 
 
-def test_what_does_not_work_is_named_with_its_task(tmp_path: Path) -> None:
+def test_errors_of_environments_and_policies_name_the_task(tmp_path: Path) -> None:
     cases: list[tuple[Any, Any, type[Exception], str]] = [
         (envs.fail, None, ValueError, r"^task 'two': the simulator is not there"),
         (partial(Drawn, None, envs.fail), None, ValueError, r"^task 'two': the simulator is not there"),
@@ -219,6 +222,8 @@ def test_what_does_not_work_is_named_with_its_task(tmp_path: Path) -> None:
 
 
 class Twos(Policy):
+    """Policy that always returns action 2, which ``Discrete(2)`` does not contain."""
+
     def act(self, observations: Any, carry: Any) -> Action:
         return Action(np.full(len(observations), 2))
 
@@ -265,7 +270,7 @@ def test_bad_input_is_refused_before_anything_starts(wrong: dict[str, Any], mess
 
 
 @pytest.mark.more
-def test_a_policy_with_a_carry_begins_each_episode_anew(tmp_path: Path) -> None:
+def test_the_carry_of_a_policy_is_reset_at_the_start_of_each_episode(tmp_path: Path) -> None:
     for num_workers in (0, 2):
         out = tmp_path / f"{num_workers}.jsonl"
         lines = evaluated(out, {"one": envs.Alternating}, Parity(), num_workers=num_workers)
@@ -273,7 +278,7 @@ def test_a_policy_with_a_carry_begins_each_episode_anew(tmp_path: Path) -> None:
 
 
 class Parity(Counter):
-    """Acts by the number of steps of the episode."""
+    """Policy whose action is 0 in even steps of an episode and 1 in odd ones."""
 
     def act(self, observations: Any, carry: Any) -> Action:
         return Action(carry % 2, {}, carry + 1)
@@ -291,6 +296,7 @@ def test_tasks_may_have_different_spaces(tmp_path: Path) -> None:
 
 
 def by_shape(observations: Any) -> Any:
+    """Return actions for observations of either size: 0 or 2 for MountainCar, and 0 or 1 for :class:`Drawn`."""
     return (observations[:, 0] > 0).astype(np.int64) * (2 if observations.shape[1] == 2 else 1)
 
 
@@ -318,7 +324,7 @@ def test_videos_show_the_worst_the_median_and_the_best_episode(tmp_path: Path) -
 
 
 def stored(kind: str, folder: Path) -> tuple[Any, Any]:
-    """An agent in a file, and the function that acts as it does."""
+    """Store an agent in a file. Return the path, and a policy that acts like the agent."""
     agent = Agent()
     if kind == "onnx":
         pytest.importorskip("onnxruntime")
@@ -332,7 +338,7 @@ def stored(kind: str, folder: Path) -> tuple[Any, Any]:
 
 
 class Continuous(Drawn):
-    """Its reward depends on a continuous action."""
+    """Environment with a continuous action, by which the reward is multiplied."""
 
     action_space = gym.spaces.Box(-2, 2, (1,))
 
@@ -344,7 +350,7 @@ class Continuous(Drawn):
 @pytest.mark.parametrize(
     "kind", ["onnx", *(pytest.param(one, marks=pytest.mark.more) for one in ("PPO", "DQN", "SAC"))]
 )
-def test_an_agent_in_a_file_acts_as_the_one_that_was_stored(kind: str, tmp_path: Path) -> None:
+def test_an_agent_from_a_file_acts_like_the_stored_agent(kind: str, tmp_path: Path) -> None:
     path, agent = stored(kind, tmp_path)
     task = {"one": Continuous if kind == "SAC" else Drawn}
     from_file = evaluated(tmp_path / "file.jsonl", task, path, num_workers=1, episodes=6)
@@ -352,7 +358,7 @@ def test_an_agent_in_a_file_acts_as_the_one_that_was_stored(kind: str, tmp_path:
     assert evaluated(tmp_path / "file.jsonl", task, path, num_workers=0, episodes=6, resume=True) == from_file
 
 
-def test_a_checkpoint_of_save_best_gives_its_weights_to_the_policy(tmp_path: Path) -> None:
+def test_weights_of_a_save_best_checkpoint_are_loaded_into_the_policy(tmp_path: Path) -> None:
     trained, untrained = Agent(), Agent()
     with torch.no_grad():
         untrained.layers[2].weight.neg_()
@@ -443,19 +449,19 @@ def masked(observations: Any, action_mask: Any) -> Any:
 
 
 @pytest.mark.parametrize("where", [{"num_workers": 0}, pytest.param(CENTRAL, marks=pytest.mark.more)])
-def test_a_policy_gets_the_infos_that_it_takes(where: Any, tmp_path: Path) -> None:
+def test_a_policy_gets_the_infos_that_its_arguments_name(where: Any, tmp_path: Path) -> None:
     lines = evaluated(tmp_path / "results.jsonl", {"one": envs.Masked}, masked, **where)
     assert [line["success"] for line in lines] == [True] * len(lines)
 
 
 def make_counted(folder: Path) -> Any:
-    """Make an environment, and a file for it."""
+    """Make an environment, and add a file to a folder, so that environments can be counted."""
     (folder / f"{len(list(folder.iterdir()))}").touch()
     return gym.wrappers.NormalizeObservation(Drawn())
 
 
 @pytest.mark.parametrize(("recycle_episodes", "made"), [(None, 1), (5, 3), (1, 12)])
-def test_environments_are_recycled_without_another_result(recycle_episodes: Any, made: int, tmp_path: Path) -> None:
+def test_recycling_environments_does_not_change_the_results(recycle_episodes: Any, made: int, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     tasks, workers = {"one": partial(make_counted, tmp_path / "made")}, WorkerOptions(recycle_episodes=recycle_episodes)
     lines = evaluated(tmp_path / "1.jsonl", tasks, num_workers=0, num_envs=1, workers=workers)

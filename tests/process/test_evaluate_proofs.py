@@ -1,4 +1,4 @@
-"""Evaluations of ten tasks: the same file on 1, 3 and 16 workers, with killed workers and a killed process."""
+"""Check that evaluations of ten tasks write the same file on 1, 3 and 16 workers, and after kills and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ evaluate(sys.argv[1], num_workers=2, resume=True)
 
 
 class Agent(torch.nn.Module):
-    """A network for each size of observations. Actions of HalfCheetah show all bits of its outputs."""
+    """Network with a part for each size of observations. Actions for HalfCheetah depend on all bits of the outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,9 @@ class Agent(torch.nn.Module):
     def forward(self, observations: Any) -> Any:
         name = str(observations.shape[1])
         if name == "4":
-            return (observations[:, 2] + 0.2 * observations[:, 3] > 0).long()  # Keeps the pole up for a while.
+            return (
+                observations[:, 2] + 0.2 * observations[:, 3] > 0
+            ).long()  # This rule balances the pole for a while.
         found = self.heads[name](self.bodies[name](observations.float()))
         return found.tanh() if name == "17" else found.argmax(-1)
 
@@ -92,13 +94,14 @@ def evaluate(out: str | Path, **more: Any) -> parenv.EvaluationReport:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file, sorted, without the time that the episodes took."""
+    """Return the lines of a file, sorted and without the durations of the episodes."""
     _, *lines = map(json.loads, path.read_text().splitlines())
     return sorted(json.dumps({**line, "seconds": 0}) for line in lines)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the lines of an evaluation with one worker and without kills."""
     for library in ("Box2D", "mujoco", "minigrid"):
         pytest.importorskip(library)
     out = tmp_path_factory.mktemp("undisturbed") / "results.jsonl"
@@ -126,7 +129,7 @@ def test_the_file_is_the_same_with_centralized_inference(undisturbed: Any, tmp_p
 
 @contextmanager
 def workers_killed_every(seconds: float) -> Iterator[list[int]]:
-    """Kill a worker from time to time, once all have started."""
+    """Kill a random worker in regular intervals. Yield the list of their process ids, which grows meanwhile."""
     killed: list[int] = []
     over = threading.Event()
 
@@ -158,6 +161,7 @@ def test_the_file_is_the_same_with_workers_killed_every_second(undisturbed: Any,
 
 
 def wait_for_lines(out: Path, wanted: int, running: subprocess.Popen[bytes]) -> None:
+    """Wait until a running process has written a number of lines."""
     deadline = time.monotonic() + 120
     while not out.exists() or out.read_bytes().count(b"\n") < wanted:
         assert running.poll() is None

@@ -1,4 +1,4 @@
-"""Evaluation beside the training: of a pinned version, in the same workers, while the stream goes on."""
+"""Check evaluations with ``wait=False``, which run on the workers during training and keep their policy version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Paid = functools.partial(Plain, action_space=gym.spaces.Discrete(1000), length=5
 
 
 class Payer(torch.nn.Module):
-    """Acts by its version."""
+    """Module whose action is its only parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Payer(torch.nn.Module):
 
 
 class Gated(LedgerEnv):
-    """Says when it is made, and ends no episode of an evaluation before a file is there."""
+    """Ledger whose episodes end in evaluations only if a file exists. The first one of each env_id is for training."""
 
     def __init__(self, folder: Path, env_id: int) -> None:
         super().__init__(env_id)
@@ -63,13 +63,14 @@ class Gated(LedgerEnv):
 
 
 def audit(pool: AsyncWorkerPool, stop: Stop, expected: dict[int, tuple[int, ...]]) -> None:
+    """Collect rollouts of ledgers and check them."""
     for rollout in pool.rollouts(stop):
         check_ledger(rollout, expected)
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_stream_goes_on_while_an_evaluation_is_under_way(mode: Any, tmp_path: Path) -> None:
+def test_rollouts_continue_during_an_evaluation(mode: Any, tmp_path: Path) -> None:
     makers = [lambda i=i: Gated(tmp_path, i) for i in range(4)]
     expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(makers, zeros, num_workers=2, mode=mode, rollout_length=4) as pool:
@@ -92,7 +93,7 @@ def test_the_stream_goes_on_while_an_evaluation_is_under_way(mode: Any, tmp_path
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_what_is_evaluated_is_the_version_of_the_time_however_many_follow(mode: Any, num_workers: int) -> None:
+def test_an_evaluation_keeps_its_version_while_newer_ones_are_published(mode: Any, num_workers: int) -> None:
     agent = Payer()
     with AsyncWorkerPool(Paid, agent, num_envs=4, num_workers=num_workers, mode=mode, rollout_length=2) as pool:
         evaluated = []
@@ -115,7 +116,7 @@ def test_what_is_evaluated_is_the_version_of_the_time_however_many_follow(mode: 
 
 
 class Noisy(Policy):
-    """Draws from every random state; its carry counts."""
+    """Policy that draws from the global generators of numpy and torch, and counts steps in its carry."""
 
     def initial_carry(self, batch: int) -> Any:
         return np.zeros(batch)
@@ -126,6 +127,7 @@ class Noisy(Policy):
 
 
 def run(policy: Any, num_workers: int, beside: bool) -> list[Any]:
+    """Return the workers, observations and actions of a seeded run, with or without evaluations."""
     found = []
     with AsyncWorkerPool(
         "CartPole-v1", policy, num_envs=4, num_workers=num_workers, mode="sync", rollout_length=8, seed=5
@@ -140,7 +142,7 @@ def run(policy: Any, num_workers: int, beside: bool) -> list[Any]:
 
 @pytest.mark.parametrize("policy", [Noisy(), {"noisy": Noisy()}], ids=["one policy", "by name"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_it_disturbs_neither_environments_nor_random_states_nor_carry(num_workers: int, policy: Any) -> None:
+def test_an_evaluation_changes_no_training_environment_random_state_or_carry(num_workers: int, policy: Any) -> None:
     assert run(policy, num_workers, True) == run(policy, num_workers, False)
 
 
@@ -159,7 +161,7 @@ def test_an_asynchronous_run_with_evaluations_is_replayed_without_them(tmp_path:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_it_finds_what_an_evaluation_that_is_waited_for_finds(num_workers: int) -> None:
+def test_results_equal_those_of_an_evaluation_with_wait(num_workers: int) -> None:
     def returns(wait: bool) -> list[Any]:
         with AsyncWorkerPool(
             "CartPole-v1", Noisy(), num_envs=4, num_workers=num_workers, mode="sync", rollout_length=8, seed=5
@@ -180,7 +182,7 @@ def test_it_finds_what_an_evaluation_that_is_waited_for_finds(num_workers: int) 
 @pytest.mark.more
 @pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_of_several_agents_it_finds_what_one_that_is_waited_for_finds(num_workers: int, kind: Any) -> None:
+def test_results_of_several_agents_equal_those_of_an_evaluation_with_wait(num_workers: int, kind: Any) -> None:
     def found(wait: bool) -> Any:
         makers, policies = [lambda i=i: kind(i) for i in range(3)], {"hen": draw, "fox": draw}
         with AsyncWorkerPool(
@@ -210,7 +212,7 @@ def draw(observations: Any) -> Any:
 
 
 class Pair(Scripted):
-    """Two who are paid what their actions say; no episode of an evaluation ends before a file is there."""
+    """Environment with two agents and their actions as rewards. Episodes end in evaluations only if a file exists."""
 
     def __init__(self, folder: Path, env_id: int) -> None:
         super().__init__(env_id)
@@ -228,12 +230,13 @@ class Pair(Scripted):
 
 
 def hen_or_past(agent: str, episode: Any) -> str:
+    """Return ``"hen"`` for the first agent, and the policy of the setting ``past`` for the second one."""
     return "hen" if agent == "hen_0" else str(episode.settings["hen"].get("past", "hen"))
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_versions_by_name_and_frozen_ones_stay_for_as_long_as_they_are_evaluated(
+def test_versions_of_named_and_frozen_policies_are_kept_while_they_are_evaluated(
     num_workers: int, tmp_path: Path
 ) -> None:
     agent, makers = Payer(), [lambda i=i: Pair(tmp_path, i) for i in range(2)]
@@ -265,7 +268,7 @@ def test_versions_by_name_and_frozen_ones_stay_for_as_long_as_they_are_evaluated
         until(lambda: not pool.statistics().frozen_policies, lambda: next(stream))
 
 
-def test_one_is_under_way_at_a_time_and_one_that_is_waited_for_comes_behind_it(tmp_path: Path) -> None:
+def test_evaluations_run_one_after_another(tmp_path: Path) -> None:
     makers = [lambda i=i: Gated(tmp_path, i) for i in range(2)]
     with AsyncWorkerPool(makers, zeros, num_workers=2, rollout_length=4) as pool:
         pending = pool.evaluate(4, wait=False)
@@ -282,7 +285,7 @@ def test_one_is_under_way_at_a_time_and_one_that_is_waited_for_comes_behind_it(t
 
 
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_a_worker_in_the_place_of_a_dead_one_evaluates_the_same_version(tmp_path: Path) -> None:
+def test_a_restarted_worker_evaluates_the_same_version(tmp_path: Path) -> None:
     def end_then(env: Any) -> None:
         env.length = env.steps if env.steps >= 5 and (tmp_path / "go").exists() else math.inf
 
@@ -307,7 +310,9 @@ def test_a_worker_in_the_place_of_a_dead_one_evaluates_the_same_version(tmp_path
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_it_raises_comes_out_of_the_stream_and_the_pool_goes_on(num_workers: int, tmp_path: Path) -> None:
+def test_an_exception_of_an_evaluation_is_raised_by_the_stream_and_the_pool_stays_usable(
+    num_workers: int, tmp_path: Path
+) -> None:
     def fail(env: Any) -> None:
         raise LookupError("the evaluation broke")
 
@@ -324,7 +329,7 @@ def test_what_it_raises_comes_out_of_the_stream_and_the_pool_goes_on(num_workers
         audit(pool, Stop(env_steps=40), expected)
 
 
-def test_a_pool_that_is_closed_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+def test_closing_the_pool_ends_a_pending_evaluation_with_an_error(tmp_path: Path) -> None:
     makers = [lambda i=i: Gated(tmp_path, i) for i in range(2)]
     with AsyncWorkerPool(makers, zeros, num_workers=2, rollout_length=4) as pool:
         pending = pool.evaluate(4, wait=False)
@@ -341,7 +346,7 @@ def test_a_stream_stops_at_the_return_of_an_evaluation_that_ends_during_it() -> 
         pool.publish(agent)
         assert pool.evaluate(2).mean_return == 45
         yielded = 0
-        for _ in pool.rollouts(Stop(evaluation_return=45, env_steps=40)):  # The one before does not count.
+        for _ in pool.rollouts(Stop(evaluation_return=45, env_steps=40)):  # An earlier evaluation does not count.
             yielded += 1
         assert yielded == 20
         pool.evaluate(2, wait=False)
@@ -352,7 +357,7 @@ def test_a_stream_stops_at_the_return_of_an_evaluation_that_ends_during_it() -> 
 
 
 class Only(gym.Wrapper[Any, Any, Any, Any]):
-    """An emulator, of which a process may have one."""
+    """Wrapper that, like some emulators, can exist only once in a process."""
 
     there: ClassVar[int] = 0
 
@@ -368,7 +373,7 @@ class Only(gym.Wrapper[Any, Any, Any, Any]):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_environments_of_which_a_process_may_have_one_are_evaluated_in_place(num_workers: int) -> None:
+def test_environments_that_can_exist_once_per_process_are_evaluated_in_place(num_workers: int) -> None:
     how: dict[str, Any] = {"num_envs": max(1, num_workers), "num_workers": num_workers, "mode": "sync", "seed": 3}
     with AsyncWorkerPool("CartPole-v1", lean, rollout_length=32, **how) as pool:
         wanted = pool.evaluate(5)
@@ -390,7 +395,7 @@ def test_environments_of_which_a_process_may_have_one_are_evaluated_in_place(num
     assert (found.returns.tolist(), found.env_ids.tolist()) == (wanted.returns.tolist(), wanted.env_ids.tolist())
 
 
-def test_an_evaluation_in_place_is_refused_where_it_would_do_harm(tmp_path: Path) -> None:
+def test_an_evaluation_in_place_is_refused_with_conflicting_options(tmp_path: Path) -> None:
     for policy, evaluation, record, message in [
         (lean, {"wait": False}, None, "in_place=True needs wait=True"),
         ({"a": lean}, {}, None, "in_place=True cannot be used with named policies"),
@@ -405,7 +410,7 @@ def test_an_evaluation_in_place_is_refused_where_it_would_do_harm(tmp_path: Path
 @pytest.mark.parametrize(
     ("more", "evaluates", "is_warned"), [({}, False, True), ({}, True, False), ({"env_steps": 1000}, False, False)]
 )
-def test_a_stream_that_only_an_evaluation_ends_warns_once_if_there_is_none(
+def test_a_stream_that_only_an_evaluation_can_end_warns_once_without_one(
     more: Any, evaluates: bool, is_warned: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     warnings.simplefilter("always")
@@ -423,7 +428,7 @@ def test_a_stream_that_only_an_evaluation_ends_warns_once_if_there_is_none(
     assert all(one.filename == __file__ for one in recwarn)
 
 
-def test_statistics_metrics_and_a_trace_tell_of_it(tmp_path: Path) -> None:
+def test_statistics_metrics_and_traces_include_evaluations(tmp_path: Path) -> None:
     agent = Payer()
     with AsyncWorkerPool(Paid, agent, num_envs=2, num_workers=2, rollout_length=2) as pool:
         assert "eval/mean_return" not in pool.metrics()
@@ -447,7 +452,7 @@ def test_statistics_metrics_and_a_trace_tell_of_it(tmp_path: Path) -> None:
     assert found["args"] == {"policy_version": 0, "env_steps": 0, "mean return": 0.0}
 
 
-def test_weights_are_those_of_a_state_dict_also_where_tensors_are_tied_or_not_in_it() -> None:
+def test_weights_of_an_evaluation_equal_the_state_dict_with_tied_and_non_persistent_tensors() -> None:
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
