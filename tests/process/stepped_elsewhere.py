@@ -78,7 +78,7 @@ class Ledger:
             os._exit(3)
 
 
-class OfOldGym(Ledger):
+class OldGymLedger(Ledger):
     """Ledger with the interface of gym 0.21: ``seed()``, ``reset()`` without a seed, and four results of ``step()``."""
 
     def seed(self, seed=None):

@@ -1,4 +1,4 @@
-"""What goes wrong before a process starts, in a worker, and with a worker."""
+"""Check errors before a process starts, exceptions in workers, and deaths and timeouts of workers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SimulatorError(RuntimeError):
 
 
 class Faulty(LedgerEnv):
-    """Does something at a given place of its third episode."""
+    """Ledger that calls a function in its constructor, in steps of its third episode, or in the reset after it."""
 
     def __init__(self, env_id: int, where: str, act: Any) -> None:
         super().__init__(env_id)
@@ -71,6 +71,7 @@ class Faulty(LedgerEnv):
 
 
 def one_faulty(where: str, act: Any) -> list[Any]:
+    """Return factories of four ledgers, of which the one with env_id 2 is faulty."""
     good = ledgers(4)
     return [*good[:2], lambda: Faulty(2, where, act), good[3]]
 
@@ -80,6 +81,8 @@ def raise_simulator_error() -> None:
 
 
 class UnsayableError(RuntimeError):
+    """Exception that cannot be converted to a string."""
+
     def __str__(self) -> str:
         raise ValueError("no words")
 
@@ -94,7 +97,7 @@ DOING = {"constructor": "making the environment", "reset": "reset", "step": "ste
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("where", DOING)
-def test_an_environment_that_raises_comes_back_in_its_own_type_with_its_place(where: str, num_workers: int) -> None:
+def test_an_exception_of_an_environment_keeps_its_type_and_has_its_place_as_cause(where: str, num_workers: int) -> None:
     with pytest.raises(SimulatorError, match="the motor is hot") as raised:  # noqa: SIM117
         with AsyncWorkerPool(one_faulty(where, raise_simulator_error), zeros, num_workers=num_workers) as pool:
             list(pool.rollouts())
@@ -141,7 +144,7 @@ def test_a_remote_traceback_of_a_script_or_a_notebook_shows_file_and_line(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_exception_that_cannot_say_what_it_is_ends_no_worker(num_workers: int) -> None:
+def test_an_exception_without_a_string_is_raised_like_others(num_workers: int) -> None:
     with pytest.raises(RuntimeError) as raised:  # noqa: SIM117
         with AsyncWorkerPool(one_faulty("step", raise_unsayable), zeros, num_workers=num_workers) as pool:
             list(pool.rollouts())
@@ -163,6 +166,7 @@ def test_after_a_failure_the_pool_is_closed(mode: Any) -> None:
 
 
 def fork_and_exit(code: Any) -> None:
+    """Fork a child that calls ``sys.exit``, and check that its exit code is 3."""
     pid = os.fork()
     if not pid:
         sys.exit(code)
@@ -205,7 +209,7 @@ DEATHS = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_worker_that_dies_is_an_error_that_says_who_how_and_doing_what(death: str) -> None:
+def test_the_error_for_a_dead_worker_names_the_worker_the_cause_and_the_operation(death: str) -> None:
     act, exit_code, signum, words = DEATHS[death]
     with pytest.raises(WorkerDiedError, match=words) as raised:  # noqa: SIM117
         with AsyncWorkerPool(
@@ -218,13 +222,14 @@ def test_a_worker_that_dies_is_an_error_that_says_who_how_and_doing_what(death: 
     assert error.doing == "step of env_id 2"
 
 
-def test_sys_exit_in_an_environment_does_not_end_the_driver() -> None:
+def test_sys_exit_in_an_environment_does_not_end_the_main_process() -> None:
     with pytest.raises(WorkerError, match="SystemExit: 4"):  # noqa: SIM117
         with AsyncWorkerPool(one_faulty("step", lambda: sys.exit(4)), zeros, num_workers=2) as pool:
             list(pool.rollouts())
 
 
 def wrong(observation: Any) -> Any:
+    """Return a function that returns the result of a step with the given observation."""
     return lambda: (observation, 0.0, False, False, {})
 
 
@@ -239,7 +244,7 @@ def wrong(observation: Any) -> Any:
         ({"a": 1}, r"got \(\)"),
     ],
 )
-def test_a_wrong_observation_is_named_before_it_reaches_the_learner(
+def test_a_wrong_observation_is_an_error_with_its_env_id_as_cause(
     observation: Any, words: str, num_workers: int
 ) -> None:
     with pytest.raises(ObservationError, match=words) as raised:  # noqa: SIM117
@@ -251,7 +256,7 @@ def test_a_wrong_observation_is_named_before_it_reaches_the_learner(
 
 
 @pytest.mark.more
-def test_a_worker_that_does_not_get_ready_meets_the_deadline() -> None:
+def test_a_worker_that_does_not_get_ready_in_time_is_an_error_with_its_stack() -> None:
     began = time.monotonic()
     words = r"(?s)worker 1 \(env_ids 2-3\) is at: making the environment of env_id 2.*Its stack:\n.*File "
     with pytest.raises(WorkerTimeoutError, match=words):
@@ -264,7 +269,7 @@ def test_a_worker_that_does_not_get_ready_meets_the_deadline() -> None:
     assert time.monotonic() - began < SLEEP_S
 
 
-def test_a_worker_that_will_not_close_is_killed_in_time() -> None:
+def test_a_worker_that_does_not_close_in_time_is_killed() -> None:
     pool = AsyncWorkerPool(
         one_faulty("step", lambda: time.sleep(SLEEP_S)),
         zeros,
@@ -279,7 +284,7 @@ def test_a_worker_that_will_not_close_is_killed_in_time() -> None:
 
 
 @pytest.mark.more
-def test_a_module_that_cannot_be_preloaded_is_named() -> None:
+def test_the_error_for_a_module_that_cannot_be_preloaded_names_it() -> None:
     with pytest.raises(WorkerError, match="could not be started") as raised:
         AsyncWorkerPool("CartPole-v1", zeros, num_workers=1, workers=WorkerOptions(preload=("no_such_module",)))
     assert "no_such_module" in str(raised.value.__cause__)
@@ -289,9 +294,9 @@ def test_a_module_that_cannot_be_preloaded_is_named() -> None:
 
 @pytest.mark.more
 def test_the_death_of_the_fork_server_ends_a_pool_without_restarts_with_an_error() -> None:
-    options = WorkerOptions(environment={"OWN_ZYGOTE": "1"}, restart=None)
+    options = WorkerOptions(environment={"OWN_FORK_SERVER": "1"}, restart=None)
     pool = AsyncWorkerPool([lambda: LedgerEnv(0)] * 2, zeros, num_workers=2, workers=options)
-    spec = next(spec for spec in launcher._fork_servers if ("OWN_ZYGOTE", "1") in spec.environment)
+    spec = next(spec for spec in launcher._fork_servers if ("OWN_FORK_SERVER", "1") in spec.environment)
     os.kill(launcher._fork_servers[spec]._process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDiedError):
         list(pool.rollouts())
@@ -327,7 +332,7 @@ def test_bad_input_is_refused_before_any_process_starts(
         AsyncWorkerPool(**{"env_fn": "CartPole-v1", "policy": zeros, "num_workers": 1, **arguments})
 
 
-def test_an_unpicklable_policy_is_named() -> None:
+def test_the_error_for_an_unpicklable_policy_names_the_attribute() -> None:
     class Holder:
         def __init__(self) -> None:
             self.inner = {"key": threading.Lock()}
@@ -342,7 +347,7 @@ def test_an_unpicklable_policy_is_named() -> None:
 
 
 class Listed(Policy):
-    """Its carry has lists."""
+    """Policy whose carry contains a list."""
 
     def initial_carry(self, batch: int) -> Any:
         return {"h": [0.0] * batch}
@@ -372,7 +377,7 @@ def test_a_policy_that_does_not_fit_the_action_space_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_a_policy_raises_at_the_start_says_that_it_was_given_a_batch(num_workers: int) -> None:
+def test_an_exception_of_a_policy_at_the_start_has_a_note_about_the_batch(num_workers: int) -> None:
     with pytest.raises(IndexError) as raised:
         AsyncWorkerPool("CartPole-v1", lambda o: int(o[3] > 0), num_workers=num_workers, num_envs=2)
     (note,) = raised.value.__notes__
@@ -410,7 +415,7 @@ def test_publishing_another_policy_is_refused_and_changes_nothing() -> None:
         next(pool.rollouts())
 
 
-def test_another_thread_is_told_that_the_pool_is_busy() -> None:
+def test_a_call_from_another_thread_during_a_rollout_is_a_busy_error() -> None:
     with AsyncWorkerPool(lambda: slow(0, 0.3), zeros, num_workers=1, rollout_length=4) as pool:
         stream = pool.rollouts()
         thread = threading.Thread(target=lambda: next(stream))
@@ -422,7 +427,7 @@ def test_another_thread_is_told_that_the_pool_is_busy() -> None:
         thread.join()
 
 
-def test_the_thread_that_iterates_goes_on_whatever_another_one_tries() -> None:
+def test_refused_calls_of_another_thread_do_not_disturb_the_iterating_one() -> None:
     with AsyncWorkerPool(lambda: LedgerEnv(0), zeros, num_workers=1, rollout_length=4) as pool:
         intruder = ThreadPoolExecutor(1)
         assert intruder.submit(pool.publish, zeros).result() == 1
@@ -438,7 +443,7 @@ def test_the_thread_that_iterates_goes_on_whatever_another_one_tries() -> None:
         intruder.shutdown()
 
 
-def test_an_unknown_vector_env_attribute_error_is_not_swallowed() -> None:
+def test_an_exception_of_a_factory_is_raised_unchanged() -> None:
     def make() -> Any:
         raise gym.error.DependencyNotInstalled("pip install nothing")
 

@@ -1,4 +1,4 @@
-"""Every place of a fault, every way of stepping, and what is to become of it: no transition may be wrong afterwards."""
+"""Check that no transition is wrong after a fault, for all places of faults, ways of stepping and reactions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ REFUSED = {
     ("native batch", "replace"): "needs single sub-environments",
 }
 WORKERS = [{0, 1}, {2, 3}]
-"""Their sub-environments; the first has the one with the fault."""
+"""Sub-environments of each worker. The first worker has the one with the fault."""
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
@@ -78,7 +78,7 @@ def policy_of(agent: str, episode: Any) -> str:
 
 
 class Learner:
-    """Learns nothing, and publishes after each rollout a version that knows its number."""
+    """Learner that does not learn, and publishes after each rollout a version that returns its number."""
 
     def __init__(self, way: Way, fault: Fault) -> None:
         self.named, self.fault, self.number = "agents" in way, fault, 0
@@ -98,6 +98,7 @@ class Learner:
 
 
 def rollouts_of(pool: Any, learner: Learner, ledger: Ledger) -> Iterator[Any]:
+    """Yield the rollouts of a pool, note their episodes, and publish a new version after each."""
     stream = pool.gradients() if learner.gradients else pool.rollouts()
     for delivered in stream:
         ledger.note(delivered.episodes)
@@ -107,12 +108,13 @@ def rollouts_of(pool: Any, learner: Learner, ledger: Ledger) -> Iterator[Any]:
 
 
 def has_the_fault(rollout: Any) -> bool:
+    """Return whether a rollout has a step of the episode with the fault."""
     target = rollout.observations[..., 0] == TARGET
     return bool((target & (rollout.observations[..., 2] == EPISODE)).any())
 
 
 def collected(way: Way, consequence: Consequence, fault: Fault, mode: Any) -> Ledger:
-    """Collect until the fault is some episodes ago."""
+    """Collect until the fault has happened and each agent has more than 30 transitions, and return them."""
     learner, ledger = Learner(way, fault), Ledger()
 
     def postprocess(policy: Any, rollout: Any) -> Any:
@@ -141,7 +143,8 @@ def collected(way: Way, consequence: Consequence, fault: Fault, mode: Any) -> Le
     return ledger
 
 
-def live_anew(way: Way, place: Place, consequence: Consequence) -> list[set[int]]:
+def replaced_after(way: Way, place: Place, consequence: Consequence) -> list[set[int]]:
+    """Return the possible sets of sub-environments that are replaced after a fault."""
     if place == "load":
         return WORKERS
     dies_alone = way == "step workers" and place in ("reset", "step") and consequence == "death"
@@ -149,10 +152,10 @@ def live_anew(way: Way, place: Place, consequence: Consequence) -> list[set[int]
 
 
 def check_episodes(ledger: Ledger, way: Way, lost_by: str) -> None:
-    """Every episode of which a step was delivered is listed once, as far as it was delivered, with its reason."""
+    """Check that every episode with a delivered step is listed once, with its delivered part and its reason to end."""
     wanted, listed = episodes_lived(ledger, lost_by), sorted_by_env(ledger.episodes)
     if way == "AEC agents":
-        # Lengths are turns of all agents. A turn that was taken has no reward yet, and may be the only one.
+        # Lengths count the turns of all agents. The last turn may have no reward yet, and may be the only turn.
         listed = [one for one in listed if one[1:3] != (lost_by, 0.0)]
         each = zip(wanted, listed, strict=True)
         assert all(len(AGENTS) * (steps - 1) < turns <= len(AGENTS) * (steps + 1) for (*_, steps), (*_, turns) in each)
@@ -165,7 +168,7 @@ def sorted_by_env(episodes: list[Any]) -> list[Any]:
 
 
 def last_states_of_the_first_life(ledger: Ledger) -> set[tuple[int, ...]]:
-    """Episode and step that each agent of the replaced sub-environment had arrived at: nothing of it may be lost."""
+    """Return the last episode and step of each agent in the first instance of the replaced sub-environment."""
     lives = [lived for (env_id, _), lived in ledger.items() if env_id == TARGET]
     first = min(one.observation[1] for lived in lives for one in lived)
     return {max(tuple(one.following[2:4]) for one in lived if one.observation[1] == first) for lived in lives}
@@ -188,7 +191,7 @@ def test_no_transition_is_wrong_around_a_fault(
             collected(way, consequence, fault, mode)
     else:
         ledger = collected(way, consequence, fault, mode)
-        assert audit(ledger) in live_anew(way, place, consequence)
+        assert audit(ledger) in replaced_after(way, place, consequence)
         lost_by = "worker_died" if consequence == "death" else "environment_error"
         check_episodes(ledger, way, lost_by)
         if place == "step":
@@ -200,7 +203,7 @@ def test_no_transition_is_wrong_around_a_fault(
 
 
 def stepped(pool_options: dict[str, Any], fault: Fault, num_steps: int = 60) -> Ledger:
-    """Step a vector env until the fault is some episodes ago."""
+    """Return the transitions of a vector env in which a fault happens."""
     ledger = Ledger()
     make = [functools.partial(FaultyEnv, env_id, fault) for env_id in range(NUM_ENVS)]
     options = WorkerOptions(restart=SOON)
@@ -211,7 +214,7 @@ def stepped(pool_options: dict[str, Any], fault: Fault, num_steps: int = 60) -> 
             following, rewards, terminated, truncated, infos = envs.step(actions)
             for env_id in range(NUM_ENVS):
                 if infos.get("worker_restarted", [False] * NUM_ENVS)[env_id]:
-                    # The step was not taken: the row is the last observation once more, and a new episode follows.
+                    # The step was not taken. The final observation is the last one again, and a new episode begins.
                     assert infos["final_obs"][env_id].tolist() == observations[env_id].tolist()
                     assert (rewards[env_id], terminated[env_id], truncated[env_id]) == (0.0, False, True)
                     assert infos["ended_by"][env_id] == "worker_died"
@@ -229,7 +232,7 @@ def stepped(pool_options: dict[str, Any], fault: Fault, num_steps: int = 60) -> 
     return ledger
 
 
-# With another share, this process could have the fault and be killed.
+# With another measured time, the main process could step the environment with the fault and be killed.
 @pytest.mark.usefixtures("a_step_takes_a_millisecond")
 @pytest.mark.parametrize("consequence", ["error", "death"])
 @pytest.mark.parametrize("caller_steps", [False, True])

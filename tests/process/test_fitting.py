@@ -1,4 +1,4 @@
-"""Values in another dtype than their space's: one rule for observations and actions, in pools and vector envs."""
+"""Check how pools and vector envs treat observations and actions that do not fit the dtype or shape of their space."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOX = spaces.Box(-9, 9, (2,), np.float32)
 
 
 class Showing(gym.Env[Any, Any]):
-    """Shows what it is told to in every step and reset."""
+    """Environment whose resets return ``first`` and whose steps return ``shown`` as observation."""
 
     def __init__(self, first: Any, shown: Any = None, space: Any = BOX, action_space: Any = BOX) -> None:
         self.observation_space, self.action_space = space, action_space
@@ -33,7 +33,7 @@ class Showing(gym.Env[Any, Any]):
 
 
 class OwnVectorEnv(SyncVectorEnv):
-    """Not the bare one that is unwrapped; shows another dtype than it says."""
+    """SyncVectorEnv that a pool steps as a whole, and whose observations have another dtype than their space."""
 
     def step(self, actions: Any) -> Any:
         observations, *rest = super().step(actions)
@@ -52,6 +52,7 @@ def double(observations: Any) -> Any:
 
 
 def run_pool(make: Any, policy: Any, num_workers: int, steps: int = 64, **options: Any) -> None:
+    """Collect from a pool, and check the dtypes of rollouts."""
     with AsyncWorkerPool(
         make, policy, num_workers=num_workers, num_envs=4, rollout_length=4, workers=WorkerOptions(**options)
     ) as pool:
@@ -61,6 +62,7 @@ def run_pool(make: Any, policy: Any, num_workers: int, steps: int = 64, **option
 
 
 def run_vector(make: Any, actions: Any, num_workers: int, steps: int = 3, same: Any = None, **options: Any) -> None:
+    """Step a vector env of four environments, and check the dtype of observations."""
     others = [make if same is None else same] * 3
     envs = ParallelVectorEnv([make, *others], num_workers=num_workers, workers=WorkerOptions(**options))
     try:
@@ -72,7 +74,7 @@ def run_vector(make: Any, actions: Any, num_workers: int, steps: int = 3, same: 
 
 
 def one_of(run: Any, shown: Any, action_space: Any = BOX) -> dict[str, Any]:
-    """In a vector env, only the first sub-environment does wrong: several would raise a group."""
+    """Return arguments by which only the first sub-environment of a vector env is wrong, as several raise a group."""
     return {"same": lambda: Showing(shown, action_space=action_space)} if run is run_vector else {}
 
 
@@ -141,7 +143,7 @@ def test_another_dtype_of_the_same_kind_is_cast_with_one_warning(case: str, num_
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("case", ALL)
-def test_with_strict_dtype_it_is_an_error(case: str, num_workers: int) -> None:
+def test_with_strict_dtype_another_dtype_is_an_error(case: str, num_workers: int) -> None:
     run, make, other, _ = ALL[case]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -178,13 +180,13 @@ KINDS = {
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("case", KINDS)
-def test_another_kind_is_always_an_error(case: str, num_workers: int) -> None:
+def test_a_dtype_of_another_kind_is_always_an_error(case: str, num_workers: int) -> None:
     run, make, other, error = KINDS[case]
     with pytest.raises(error, match=r"cannot be cast to|complex"):
         run(make, other, num_workers, **one_of(run, SINGLE, make().action_space))
 
 
-def test_a_policy_that_changes_its_mind_is_found_out() -> None:
+def test_actions_that_change_their_shape_later_are_an_error() -> None:
     calls = []
 
     def policy(observations: Any) -> Any:
@@ -195,12 +197,12 @@ def test_a_policy_that_changes_its_mind_is_found_out() -> None:
         run_pool(lambda: Showing(SINGLE), policy, 0)
 
 
-def test_a_vector_envs_actions_of_another_shape_are_an_error() -> None:
+def test_actions_of_another_shape_are_an_error_in_a_vector_env() -> None:
     with pytest.raises(ValueError, match=r"actions must have shape \(4, 2\) for 4 sub-environments, got \(4,\)"):
         run_vector(lambda: Showing(SINGLE), np.zeros(4, np.float32), 2)
 
 
-def test_a_vector_env_inside_a_worker_has_the_same_rule() -> None:
+def test_observations_of_a_vector_env_in_a_worker_are_treated_like_others() -> None:
     def make() -> Any:
         return OwnVectorEnv([lambda: Showing(SINGLE)] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -211,7 +213,7 @@ def test_a_vector_env_inside_a_worker_has_the_same_rule() -> None:
 
 
 class Sick(Showing):
-    """Shows NaN in its third step."""
+    """Environment that observes NaN in its third step if its env_id is 2."""
 
     def __init__(self, env_id: int) -> None:
         super().__init__(SINGLE)
@@ -227,7 +229,7 @@ SICK = [lambda env_id=env_id: Sick(env_id) for env_id in range(4)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_nan_in_an_observation_is_found_with_env_id_and_step(num_workers: int) -> None:
+def test_the_error_for_nan_in_an_observation_names_env_id_and_step(num_workers: int) -> None:
     options = WorkerOptions(check_finite=True)
     with (
         AsyncWorkerPool(SICK, single, num_workers=num_workers, rollout_length=2, workers=options) as pool,
@@ -235,7 +237,7 @@ def test_nan_in_an_observation_is_found_with_env_id_and_step(num_workers: int) -
             ObservationError, match=r"^env_id 2: in env step 3: the observation must be finite, got array\(\[nan"
         ),
     ):
-        for _ in pool.rollouts():  # However far ahead the other worker gets first.
+        for _ in pool.rollouts():  # The other worker may deliver rollouts before the error is raised.
             pass
     envs = ParallelVectorEnv(SICK, num_workers=num_workers, workers=options)
     envs.reset()
@@ -246,7 +248,7 @@ def test_nan_in_an_observation_is_found_with_env_id_and_step(num_workers: int) -
     envs.close()
 
 
-def test_nan_in_an_action_is_found_with_env_id_and_step() -> None:
+def test_the_error_for_nan_in_an_action_names_env_id_and_step() -> None:
     def policy(observations: Any) -> Any:
         actions = single(observations)
         actions[1, 0] = np.inf if len(calls) == 2 else 0
@@ -269,7 +271,7 @@ def test_nan_in_an_action_is_found_with_env_id_and_step() -> None:
     envs.close()
 
 
-def test_nan_in_an_action_chosen_again_for_a_replaced_environment_is_found() -> None:
+def test_an_infinite_action_for_a_replaced_environment_is_an_error() -> None:
     class Raises(Sick):
         def step(self, action: Any) -> Any:
             if (self.steps, self.env_id) == (2, 1):
@@ -292,11 +294,11 @@ def test_nan_in_an_action_chosen_again_for_a_replaced_environment_is_found() -> 
         next(pool.rollouts())
 
 
-def test_nothing_is_said_of_nan_unless_asked_to() -> None:
+def test_without_check_finite_nan_is_not_an_error() -> None:
     with AsyncWorkerPool(SICK, single, num_workers=0, rollout_length=8) as pool:
         assert np.isnan(next(pool.rollouts()).observations).any()
 
 
-def test_a_boolean_is_an_action_of_two() -> None:
+def test_booleans_are_actions_of_discrete_two() -> None:
     with AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=0, num_envs=2) as pool:
         assert next(pool.rollouts()).actions.dtype == np.int64

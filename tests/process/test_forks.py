@@ -1,4 +1,4 @@
-"""Children that the user forks while a pool or a vector env is open: what they do is nothing to their parent."""
+"""Check that children forked by the user do not affect the open pools and vector envs of their parent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VectorEnv:
     def use(self):
         self.it.step(np.zeros(4, int))
 
-def of_child(pid):
+def exit_code_of(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 of = KIND(NUM_WORKERS)
@@ -40,11 +40,11 @@ of.it.close()
 print("fine", flush=True)
 """
 CHILDREN = {
-    "sys.exit": "if not (pid := os.fork()): sys.exit(7)\nassert of_child(pid) == 7",
-    "close": "if not (pid := os.fork()): of.it.close(); of.it.close(); sys.exit(7)\nassert of_child(pid) == 7",
-    "garbage": "if not (pid := os.fork()): of = None; gc.collect(); sys.exit(7)\nassert of_child(pid) == 7",
+    "sys.exit": "if not (pid := os.fork()): sys.exit(7)\nassert exit_code_of(pid) == 7",
+    "close": "if not (pid := os.fork()): of.it.close(); of.it.close(); sys.exit(7)\nassert exit_code_of(pid) == 7",
+    "garbage": "if not (pid := os.fork()): of = None; gc.collect(); sys.exit(7)\nassert exit_code_of(pid) == 7",
     "one after the other": (
-        "for code in range(5):\n    if not (pid := os.fork()): sys.exit(code)\n    assert of_child(pid) == code"
+        "for code in range(5):\n    if not (pid := os.fork()): sys.exit(code)\n    assert exit_code_of(pid) == code"
     ),
     "a process of multiprocessing": (
         "child = multiprocessing.get_context('fork').Process(target=print)\nchild.start()\nchild.join(40)\n"
@@ -52,7 +52,7 @@ CHILDREN = {
     ),
     "a pool of its own": (
         "if not (pid := os.fork()):\n    of = KIND(NUM_WORKERS)\n    of.use()\n    of.it.close()\n    sys.exit(7)\n"
-        "assert of_child(pid) == 7"
+        "assert exit_code_of(pid) == 7"
     ),
     "workers of a data loader": (
         "import torch\n"
@@ -62,18 +62,19 @@ CHILDREN = {
 }
 
 
-TOLD = """
+USE_IN_A_CHILD = """
 if not (pid := os.fork()):
     try:
         of.use()
     except ERROR as error:
         print(error, flush=True)
     sys.exit(7)
-assert of_child(pid) == 7
+assert exit_code_of(pid) == 7
 """
 
 
 def run(kind: str, then: str, num_workers: int = 2) -> str:
+    """Return the output of a script that forks children while a pool or a vector env is open."""
     script = PREAMBLE + then + AFTER
     return printed_by(script.replace("KIND", kind).replace("NUM_WORKERS", str(num_workers)))
 
@@ -81,7 +82,7 @@ def run(kind: str, then: str, num_workers: int = 2) -> str:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["Pool", "VectorEnv"])
 @pytest.mark.parametrize("children", [list(CHILDREN)[:-2], list(CHILDREN)[-2:]], ids=["short", "long"])
-def test_forked_children_end_as_they_like_and_their_parent_goes_on(kind: str, children: list[str]) -> None:
+def test_forked_children_may_end_in_any_way_and_their_parent_continues(kind: str, children: list[str]) -> None:
     then = "\nof.use()\n".join(f"{CHILDREN[child]}\nprint({child!r}, flush=True)" for child in children)
     found = run(kind, then).splitlines()
     assert [line for line in found if line] == [*children, "fine"]
@@ -92,18 +93,18 @@ def test_forked_children_end_as_they_like_and_their_parent_goes_on(kind: str, ch
 @pytest.mark.parametrize(
     ("kind", "error"), [("Pool", "parenv.PoolClosedError"), ("VectorEnv", "gym.error.ClosedEnvironmentError")]
 )
-def test_a_forked_child_that_uses_what_is_its_parents_is_told_so(kind: str, error: str, num_workers: int) -> None:
-    told, fine = run(kind, "import parenv" + TOLD.replace("ERROR", error), num_workers).splitlines()
-    assert "belongs to process" in told
-    assert "in its forked child" in told
-    assert "Make another one in the child, or use it in the parent" in told
+def test_using_an_object_of_the_parent_in_a_forked_child_is_an_error(kind: str, error: str, num_workers: int) -> None:
+    message, fine = run(kind, "import parenv" + USE_IN_A_CHILD.replace("ERROR", error), num_workers).splitlines()
+    assert "belongs to process" in message
+    assert "in its forked child" in message
+    assert "Make another one in the child, or use it in the parent" in message
     assert fine == "fine"
 
 
 @pytest.mark.more
-def test_a_child_that_is_forked_while_a_pool_is_in_with_ends_quietly() -> None:
+def test_a_child_forked_in_the_with_block_of_a_pool_ends_without_an_error() -> None:
     script = (
-        "with of.it:\n    if not (pid := os.fork()): sys.exit(7)\n    assert of_child(pid) == 7\n"
+        "with of.it:\n    if not (pid := os.fork()): sys.exit(7)\n    assert exit_code_of(pid) == 7\n"
         "    for _ in range(50): of.use()"
     )
     assert printed_by(PREAMBLE.replace("KIND(NUM_WORKERS)", "Pool()") + script + "\nprint('fine')") == "fine\n"
@@ -116,7 +117,7 @@ pool = AsyncWorkerPool("CartPole-v1", zeros, num_workers=1, record="{tmp_path}/r
 pool.trace("{tmp_path}/run.json")
 for rollout in pool.rollouts():
     if not (pid := os.fork()): sys.exit(7)
-    assert of_child(pid) == 7
+    assert exit_code_of(pid) == 7
     if pool.statistics().rollouts == 5: break
 pool.close()
 events = json.load(open("{tmp_path}/run.json"))

@@ -1,4 +1,4 @@
-"""Learners and workers on a GPU give what the CPU gives. Skipped where torch finds no CUDA device."""
+"""Check that learners and workers on a GPU have the same results as on the CPU. Skipped without a CUDA device."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ ON_GPU = WorkerOptions(device="cuda")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_cuda_opens_once_is_open() -> None:
+def cuda_is_initialized() -> None:
+    """Initialize CUDA before the first test, because it opens descriptors that stay open."""
     torch.zeros(1).pin_memory().cuda()
     allocated("cuda", 1).tensor(0, 1).zero_()
 
 
 def policies() -> dict[str, TorchPolicy]:
-    """The same ones at each call; the carry that ``gru`` makes is always on the CPU."""
+    """Return policies with the same parameters in each call. The initial carry of ``gru`` is always on the CPU."""
     torch.manual_seed(0)
     return {"mlp": mlp(), "gru": gru()}
 
 
 def rollouts(policy: Any, workers: WorkerOptions, **more: Any) -> list[dict[str, Any]]:
-    """Plain copies of what a sync pool gives."""
+    """Return copies of the arrays of a sync pool's rollouts."""
     with AsyncWorkerPool(
         Plane, policy, num_envs=4, num_workers=2, mode="sync", rollout_length=8, seed=3, workers=workers, **more
     ) as pool:
@@ -96,7 +97,7 @@ def test_a_module_of_the_learner_on_the_gpu_is_published_to_workers_on_either_de
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_prefetched_rollouts_are_those_of_the_pool(ahead: int) -> None:
+def test_prefetched_rollouts_equal_those_of_the_pool(ahead: int) -> None:
     def sums(moved: Any) -> list[float]:
         return [float(rollout.observations.sum()) for rollout in moved]
 
@@ -110,7 +111,7 @@ def test_prefetched_rollouts_are_those_of_the_pool(ahead: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "gru"])
-def test_gradients_of_workers_on_a_gpu_are_those_of_the_cpu(name: str) -> None:
+def test_gradients_of_workers_on_a_gpu_equal_those_of_the_cpu(name: str) -> None:
     found: dict[str, list[Any]] = {}
     for device in ("cpu", "cuda"):
         policy = policies()[name]
@@ -127,7 +128,7 @@ def test_gradients_of_workers_on_a_gpu_are_those_of_the_cpu(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
 
-def test_postprocess_and_evaluation_run_where_the_policy_acts() -> None:
+def test_postprocess_and_evaluation_run_on_the_device_of_the_policy() -> None:
     def postprocess(policy: Any, rollout: Rollout) -> dict[str, Any]:
         assert rollout.rewards.is_cuda
         return {"doubled": rollout.rewards * 2}
@@ -141,7 +142,7 @@ def test_postprocess_and_evaluation_run_where_the_policy_acts() -> None:
         assert pool.evaluate(3).returns.mean() > 0
 
 
-def test_a_worker_on_a_gpu_that_was_killed_is_made_good() -> None:
+def test_a_killed_worker_on_a_gpu_is_restarted() -> None:
     options = WorkerOptions(device="cuda", restart=RestartPolicy())
     with AsyncWorkerPool(Plane, gru(), num_envs=2, num_workers=2, rollout_length=8, workers=options) as pool:
         stream = pool.rollouts()
@@ -176,7 +177,7 @@ class CartPoleNet(nn.Module):
 
 
 class Sliding(VectorEnv[Any, Any, Any]):
-    """Whole numbers in tensors on a device, which count steps and actions; episodes of 3 to 7 steps."""
+    """Vector env of tensors on a device. Observations grow with steps and actions, and episodes have 3 to 7 steps."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
@@ -211,7 +212,7 @@ class Sliding(VectorEnv[Any, Any, Any]):
 
 
 class Parity(nn.Module):
-    """Acts by whether the position is odd."""
+    """Module whose action is 1 if the observed position is odd."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +231,7 @@ ROLLOUTS_ON_GPU = WorkerOptions(device="cuda", rollout_device="cuda")
 
 
 def slid(device: str, workers: WorkerOptions, **options: Any) -> list[dict[str, Any]]:
-    """What a sync pool gives, on the host."""
+    """Return the rollouts of a sync pool of :class:`Sliding` as tensors on the CPU."""
     about = {"mode": "sync", "rollout_length": 8, **options}
     with AsyncWorkerPool(functools.partial(Sliding, device), parity(), workers=workers, **about) as pool:
         found = []
@@ -244,7 +245,7 @@ def slid(device: str, workers: WorkerOptions, **options: Any) -> list[dict[str, 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_rollouts_on_a_gpu_are_those_on_the_host(num_workers: int, device: str) -> None:
+def test_rollouts_on_a_gpu_equal_those_on_the_host(num_workers: int, device: str) -> None:
     on_host = slid("cpu", WorkerOptions(), num_workers=num_workers)
     on_gpu = slid(device, ROLLOUTS_ON_GPU, num_workers=num_workers)
     assert len(on_host) == len(on_gpu) > 3
@@ -253,7 +254,7 @@ def test_rollouts_on_a_gpu_are_those_on_the_host(num_workers: int, device: str) 
             assert torch.equal(one[name], other[name]), name
 
 
-def test_a_rollout_on_a_gpu_is_there_already_and_stays_while_it_is_held() -> None:
+def test_a_rollout_on_a_gpu_is_not_copied_and_does_not_change_while_it_is_held() -> None:
     make = functools.partial(Sliding, "cuda")
     with AsyncWorkerPool(make, parity(), num_workers=2, rollout_length=8, workers=ROLLOUTS_ON_GPU) as pool:
         stream = pool.rollouts()
@@ -274,7 +275,7 @@ def test_a_rollout_on_a_gpu_is_there_already_and_stays_while_it_is_held() -> Non
     pool.close()
 
 
-def test_memory_of_a_gpu_is_given_back() -> None:
+def test_memory_of_a_gpu_is_released() -> None:
     free_before, _ = torch.cuda.mem_get_info()
     make = functools.partial(Sliding, "cuda", (1024,), 256)
     with AsyncWorkerPool(make, parity(), num_workers=1, rollout_length=64, workers=ROLLOUTS_ON_GPU) as pool:
@@ -286,13 +287,13 @@ def test_memory_of_a_gpu_is_given_back() -> None:
     del kept
     gc.collect()
     deadline = time.monotonic() + 60.0
-    # A process that is gone may still be giving back what it had of the GPU.
+    # The GPU memory of a process may be released some time after the process has ended.
     while (free := torch.cuda.mem_get_info()[0]) <= free_before - (200 << 20) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert free > free_before - (200 << 20)
 
 
-def test_a_worker_that_was_killed_opens_memory_of_the_gpu_anew() -> None:
+def test_a_restarted_worker_opens_the_gpu_memory_again() -> None:
     make = functools.partial(Sliding, "cuda")
     with AsyncWorkerPool(make, parity(), num_workers=2, rollout_length=8, workers=ROLLOUTS_ON_GPU) as pool:
         stream = pool.rollouts()
@@ -304,14 +305,14 @@ def test_a_worker_that_was_killed_opens_memory_of_the_gpu_anew() -> None:
         assert torch.equal(rollout.extras["tripled"], rollout.observations[..., 0] * 3)
 
 
-def test_processes_that_step_fill_rollouts_on_a_gpu() -> None:
+def test_step_workers_fill_rollouts_on_a_gpu() -> None:
     options = dataclasses.replace(ROLLOUTS_ON_GPU, step_workers=2)
     with AsyncWorkerPool("CartPole-v1", parity(), num_envs=8, rollout_length=16, workers=options) as pool:
         for rollout in pool.rollouts(Stop(env_steps=1000)):
             assert rollout.observations.is_cuda
             assert torch.equal(rollout.extras["tripled"], rollout.observations[..., 0] * 3)
-            goes_on = ~(rollout.terminated | rollout.truncated)[:-1]
-            assert torch.equal(rollout.next_observations()[:-1][goes_on], rollout.observations[1:][goes_on])
+            continues = ~(rollout.terminated | rollout.truncated)[:-1]
+            assert torch.equal(rollout.next_observations()[:-1][continues], rollout.observations[1:][continues])
 
 
 def choose_gpu(worker: int) -> None:
@@ -319,14 +320,14 @@ def choose_gpu(worker: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-def test_workers_on_several_gpus_write_to_the_learners() -> None:
+def test_workers_on_several_gpus_write_to_the_gpu_of_the_learner() -> None:
     options = dataclasses.replace(ROLLOUTS_ON_GPU, rollout_device="cuda:0", setup_fn=choose_gpu)
     on_host = slid("cpu", WorkerOptions(), num_workers=2)
     for one, other in zip(on_host, slid("cuda", options, num_workers=2), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_memory_that_a_gpu_does_not_have_is_an_error_with_a_way_out() -> None:
+def test_rollouts_that_do_not_fit_on_a_gpu_are_an_error_with_a_remedy() -> None:
     make = functools.partial(Sliding, "cuda", (1 << 20,), 8)
     with pytest.raises(ConfigurationError, match=r"rollouts cannot be stored on cuda:0: .*shorter rollout_length"):
         AsyncWorkerPool(make, parity(), num_workers=0, rollout_length=2048, workers=ROLLOUTS_ON_GPU)

@@ -1,4 +1,4 @@
-"""Gradient parallelism: what comes out of many workers is what one process would compute."""
+"""Check that gradients of many workers equal the gradients that one process computes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from parenv import (
 
 
 class Plane(gym.Env[Any, Any]):
-    """Noise, with episodes of different lengths; its observation is ``shape``, its reward depends on the action."""
+    """Environment of noise, with random lengths of episodes and with rewards that depend on the action."""
 
     def __init__(self, shape: tuple[int, ...] = (3,), mean_length: float = 7.0) -> None:
         self.observation_space = gym.spaces.Box(-10, 10, shape, np.float64)
@@ -48,7 +48,7 @@ class Plane(gym.Env[Any, Any]):
 
 
 class Net(nn.Module):
-    """Deterministic, so that sub-environments see the same whatever worker they are in."""
+    """Network with deterministic actions, so that observations do not depend on the number of workers."""
 
     def __init__(self, body: nn.Module, features: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -64,6 +64,8 @@ class Net(nn.Module):
 
 
 class Recurrent(Net):
+    """Network with a GRU and its state as carry."""
+
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(nn.GRUCell(3, 5), 5, dtype)
 
@@ -109,18 +111,19 @@ def learning(
     policy: Any, num_envs: int, num_workers: int, *, env_fn: Any = Plane, mode: Any = "sync", loss_fn: Any = loss_fn,
     **options: Any,
 ) -> AsyncWorkerPool:  # fmt: skip
-    """A pool whose workers compute gradients."""
+    """Return a pool whose workers compute gradients."""
     how: Any = {"mode": mode, "parallelism": "gradient", "loss_fn": loss_fn, **options}
     return AsyncWorkerPool(env_fn, policy, num_envs=num_envs, num_workers=num_workers, **how)
 
 
 def joined(rollouts: Any) -> Rollout:
-    """The concatenated batch of one process, for losses that look at each column by itself."""
+    """Return the only rollout of a gradient as tensors."""
     (rollout,) = rollouts
     return rollout.to("cpu")
 
 
 def gradient_of(policy: Any, rollout: Rollout) -> torch.Tensor:
+    """Return the flat gradient of ``loss_fn`` for a rollout, computed in this process."""
     policy.module.zero_grad()
     loss_fn(policy, rollout)[0].backward()
     return torch.cat([p.grad.flatten() for p in policy.module.parameters() if p.requires_grad])
@@ -134,7 +137,7 @@ PRECISIONS = {"double": (torch.float64, 1e-10), "single": (torch.float32, 1e-5)}
 @pytest.mark.parametrize(
     ("workers", "net", "reduction", "precision"), one_in(4, [1, 2, 3], NETS, ["mean", "default"], PRECISIONS)
 )
-def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
+def test_the_reduced_gradient_equals_the_gradient_of_the_whole_batch(
     workers: int, net: str, reduction: Any, precision: str
 ) -> None:
     make, shape = NETS[net]
@@ -167,7 +170,7 @@ def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_a_virtual_batch_gives_the_same_gradients_whatever_the_number_of_workers(workers: int) -> None:
+def test_gradients_of_a_virtual_batch_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     torch.manual_seed(0)
     policy = mlp()
     found = []
@@ -187,7 +190,7 @@ def test_a_virtual_batch_gives_the_same_gradients_whatever_the_number_of_workers
 _VIRTUAL: dict[str, list[torch.Tensor]] = {}
 
 
-def test_async_gradients_come_one_per_arrival_with_their_lag() -> None:
+def test_async_gradients_are_yielded_one_per_arrival_with_their_lag() -> None:
     policy = mlp()
     with learning(
         policy, 4, 2, mode="async", rollout_length=8, prefetch=0, gradient=GradientOptions(keep_rollouts=True)
@@ -237,7 +240,7 @@ def test_a_custom_reduction_gets_all_gradients_and_their_weights() -> None:
     assert seen == [((3, gradient.flat.numel()), [4.0, 4.0, 2.0])]
 
 
-def test_gradients_are_clipped_on_the_worker_and_on_the_driver() -> None:
+def test_gradients_are_clipped_in_the_worker_and_in_the_main_process() -> None:
     options = GradientOptions(reduction="sum", worker_max_norm=1e-3, max_norm=1.5e-3)
     with learning(mlp(), 2, 2, gradient=options) as pool:
         first = next(pool.gradients())
@@ -284,7 +287,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_counted_if_wanted() -> No
         assert pool.statistics().skipped_gradients == 1
 
 
-def test_skipping_does_not_go_on_for_ever() -> None:
+def test_many_skipped_gradients_in_a_row_are_an_error() -> None:
     with (
         learning(
             mlp(),
@@ -323,7 +326,7 @@ def raising(policy: Any, rollout: Rollout) -> Any:
     raise KeyError("my own")
 
 
-def of_the_policy_around(policy: Any, rollout: Rollout) -> Any:
+def attribute_of_the_policy(policy: Any, rollout: Rollout) -> Any:
     return policy.head(rollout.observations).mean()
 
 
@@ -338,23 +341,23 @@ def of_the_policy_around(policy: Any, rollout: Rollout) -> Any:
         (another_parameter, GradientError, "must depend on the policy's parameters"),
         (bad_metrics, GradientError, r"the metric 'curve' .* a number"),
         (raising, KeyError, "my own"),
-        (of_the_policy_around, AttributeError, "'TorchPolicy' .* 'head'. Use policy.module.head"),
+        (attribute_of_the_policy, AttributeError, "'TorchPolicy' .* 'head'. Use policy.module.head"),
     ],
 )
-def test_a_wrong_loss_fn_is_an_error_that_says_what(function: Any, kind: Any, message: str, workers: int) -> None:
+def test_the_error_for_a_wrong_loss_fn_names_the_reason(function: Any, kind: Any, message: str, workers: int) -> None:
     with learning(mlp(), 2, workers, loss_fn=function) as pool, pytest.raises(kind, match=message):
         next(pool.gradients())
 
 
 class Forgetful(Net):
-    """Another set of trainable parameters wherever it is unpickled."""
+    """Network with fewer trainable parameters after it is unpickled."""
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
         self.head.requires_grad_(False)
 
 
-def test_other_parameters_in_a_worker_are_an_error_at_the_first_round() -> None:
+def test_other_parameters_in_a_worker_are_an_error_in_the_first_round() -> None:
     policy = TorchPolicy(Forgetful(nn.Linear(3, 8), 8, torch.float64), "act", ("actions",))
     with (
         learning(policy, 1, 1) as pool,
@@ -392,7 +395,7 @@ def test_bad_arguments_are_refused_before_anything_starts(wrong: dict[str, Any],
         AsyncWorkerPool(Plane, **{**arguments, **wrong})
 
 
-def test_gradients_and_rollouts_are_not_mixed_up() -> None:
+def test_gradients_and_rollouts_need_the_right_parallelism() -> None:
     with (
         AsyncWorkerPool(Plane, mlp(), num_envs=1, num_workers=0) as pool,
         pytest.raises(ConfigurationError, match='parallelism="gradient"'),
@@ -406,7 +409,7 @@ def test_gradients_and_rollouts_are_not_mixed_up() -> None:
 
 
 def episode_loss(policy: Any, rollout: Rollout) -> Any:
-    """Looks at what a rollout of whole episodes promises."""
+    """Return a loss of a ledger, and check that the rollout consists of whole episodes in one column."""
     ended = rollout.terminated | rollout.truncated
     assert rollout.rewards.shape[1] == 1
     assert bool(ended[-1, 0])
@@ -455,7 +458,7 @@ def killing(policy: Any, rollout: Rollout) -> Any:
     return loss_fn(policy, rollout)
 
 
-def test_a_worker_that_dies_in_loss_fn_is_an_error_that_says_so() -> None:
+def test_the_error_for_a_worker_that_dies_in_loss_fn_names_loss_fn() -> None:
     with (
         learning(mlp(), 2, 2, loss_fn=killing, workers=WorkerOptions(restart=None)) as pool,
         pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL in loss_fn"),
@@ -463,7 +466,7 @@ def test_a_worker_that_dies_in_loss_fn_is_an_error_that_says_so() -> None:
         next(pool.gradients())
 
 
-def test_gradients_that_are_hoarded_are_copied_and_stay_right() -> None:
+def test_held_gradients_are_copied_and_do_not_change() -> None:
     policy = mlp()
     with learning(policy, 1, 1, mode="async", rollout_length=5, gradient=GradientOptions(keep_rollouts=True)) as pool:
         stream = pool.gradients()
@@ -492,7 +495,7 @@ def test_stale_gradients_are_dropped_and_counted_if_wanted() -> None:
 
 
 class Scorer(nn.Module):
-    """Says how good what an agent sees is, and always does the same."""
+    """Module that scores observations and always takes action 3."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -514,7 +517,7 @@ def loss_of_all(policies: Any, rollout: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
 @pytest.mark.parametrize(("mode", "num_workers"), [("sync", 0), ("sync", 2), ("async", 2)])
-def test_policies_by_name_have_one_gradient_of_a_loss_of_all_of_them(mode: Any, num_workers: int, kind: Any) -> None:
+def test_named_policies_have_one_gradient_of_a_common_loss(mode: Any, num_workers: int, kind: Any) -> None:
     torch.manual_seed(0)
     policies: dict[str, Any] = {name: TorchPolicy(Scorer(width), "act", ("actions",)) for name, width in WIDTHS.items()}
     optimizer = torch.optim.SGD([p for one in policies.values() for p in one.module.parameters()], lr=0.01)
@@ -550,7 +553,7 @@ def test_policies_by_name_have_one_gradient_of_a_loss_of_all_of_them(mode: Any, 
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_is_given_a_gradient_of_policies_by_name_must_be_those(num_workers: int) -> None:
+def test_a_gradient_of_named_policies_must_be_assigned_to_all_of_them(num_workers: int) -> None:
     policies = {name: TorchPolicy(Scorer(width), "act", ("actions",)) for name, width in WIDTHS.items()}
     with AsyncWorkerPool(
         [lambda: Scripted(0)],

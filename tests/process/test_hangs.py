@@ -1,4 +1,4 @@
-"""A worker that makes no progress is cut, its stack shown, and replaced; one that only takes long is not."""
+"""Check that a worker that makes no progress is killed and replaced, with its stack in the error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HANGS = {"hold the GIL": hold_the_gil, "SIGSTOP": stop_oneself}
 
 
 def hanging(env_id: int, flag: Path, where: str, how: Callable[[], object]) -> Acting:
-    """A ledger that hangs once, in its second episode."""
+    """Return a ledger that hangs once, in its second episode."""
 
     def hang_once(env: Any) -> None:
         if env.episode == 1 and once(flag):
@@ -39,7 +39,7 @@ def hanging(env_id: int, flag: Path, where: str, how: Callable[[], object]) -> A
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("where", "how"), [("step", "hold the GIL"), ("reset", "SIGSTOP")])
-def test_a_hung_worker_is_cut_within_its_limit_and_replaced(where: str, how: str, tmp_path: Path) -> None:
+def test_a_hung_worker_is_killed_after_its_time_limit_and_replaced(where: str, how: str, tmp_path: Path) -> None:
     hangs = HANGS[how]
     limits: dict[str, Any] = {"step_timeout_s": 100.0, "reset_timeout_s": 100.0, f"{where}_timeout_s": 2.0}
     factories = [lambda: LedgerEnv(0), lambda: hanging(1, tmp_path / "flag", where, hangs)]
@@ -60,7 +60,7 @@ def test_a_hung_worker_is_cut_within_its_limit_and_replaced(where: str, how: str
 
 
 @pytest.mark.more
-def test_without_restarts_a_hung_worker_ends_the_pool_with_its_stack(tmp_path: Path) -> None:
+def test_without_restarts_a_hung_worker_is_an_error_with_its_stack(tmp_path: Path) -> None:
     options = WorkerOptions(restart=None, step_timeout_s=2.0)
     pool = AsyncWorkerPool(
         [lambda: hanging(0, tmp_path / "flag", "step", lambda: time.sleep(1000))], zeros, num_workers=1, workers=options
@@ -71,7 +71,7 @@ def test_without_restarts_a_hung_worker_ends_the_pool_with_its_stack(tmp_path: P
 
 
 @pytest.mark.more
-def test_many_slow_steps_are_not_a_hung_one_nor_is_a_learner_that_takes_its_time() -> None:
+def test_neither_many_slow_steps_nor_a_slow_learner_are_a_hang() -> None:
     options = WorkerOptions(restart=None, step_timeout_s=2.0)
     makers = [lambda: slow(0, 0.2)] * 6
     with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=2, workers=options) as pool:
@@ -82,7 +82,7 @@ def test_many_slow_steps_are_not_a_hung_one_nor_is_a_learner_that_takes_its_time
 
 
 @pytest.mark.more
-def test_a_call_that_hangs_is_an_error_and_the_pool_goes_on() -> None:
+def test_a_call_that_hangs_is_an_error_and_the_pool_stays_usable() -> None:
     factories = [functools.partial(Acting, env_id) for env_id in range(2)]
     options = WorkerOptions(step_timeout_s=2.0)
     with AsyncWorkerPool(factories, zeros, num_workers=2, mode="sync", rollout_length=4, workers=options) as pool:
@@ -93,7 +93,7 @@ def test_a_call_that_hangs_is_an_error_and_the_pool_goes_on() -> None:
 
 
 @pytest.mark.soak
-def test_a_replacement_that_does_not_get_ready_is_cut_too(tmp_path: Path) -> None:
+def test_a_replacement_that_does_not_get_ready_is_replaced_too(tmp_path: Path) -> None:
     def make() -> LedgerEnv:
         if not once(tmp_path / "first") and once(tmp_path / "second"):
             time.sleep(1000)
@@ -111,21 +111,21 @@ def test_a_replacement_that_does_not_get_ready_is_cut_too(tmp_path: Path) -> Non
         assert pool.statistics().worker_restarts == 2
 
 
-def test_behind_its_last_step_no_worker_is_said_to_be_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = []
+def test_after_its_last_step_a_worker_is_reported_as_committing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = []
     write_ends = RolloutWriter.write_ends
 
     def write(writer: RolloutWriter, *columns: Any) -> None:
-        said.append(workers_of(pool).doing(0))
+        reported.append(workers_of(pool).doing(0))
         write_ends(writer, *columns)
 
     monkeypatch.setattr(RolloutWriter, "write_ends", write)
     with AsyncWorkerPool(lambda: LedgerEnv(0), zeros, num_workers=0, mode="sync") as pool:
         next(pool.rollouts())
-    assert said == ["commit"]
+    assert reported == ["commit"]
 
 
-def test_a_worker_that_reaches_its_limit_of_memory_is_replaced_and_the_cause_named(tmp_path: Path) -> None:
+def test_a_worker_that_reaches_its_memory_limit_is_replaced_with_a_memory_error(tmp_path: Path) -> None:
     def take_a_gigabyte(env: Any) -> None:
         if env.episode == 1 and once(tmp_path / "flag"):
             env.much = np.ones(1 << 27)

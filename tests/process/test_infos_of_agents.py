@@ -1,4 +1,4 @@
-"""Infos that the user named, of several agents: in rollouts, and, where a policy takes them, before it acts."""
+"""Check named infos of several agents, in rollouts and as arguments of policies."""
 
 from __future__ import annotations
 
@@ -15,55 +15,62 @@ from parenv.policy.policy import Action
 NAMES = ("total", "mask", "late")
 
 
-def told(observation: Any) -> dict[str, Any]:
-    """What an agent is told with an observation; only at times something else too, and to foxes alone."""
+def infos_of(observation: Any) -> dict[str, Any]:
+    """Return the infos of an agent with a given observation. Only foxes get ``late``, and only in step 2."""
     total = int(observation[:4].sum())
     late = {"late": total / 2} if observation[2] == 2 and len(observation) == 5 else {}
     return {"total": total, "mask": np.arange(3) == total % 3, **late}
 
 
-class Telling(Scripted):
+class InfoAgents(Scripted):
+    """Environment with agents that act in parallel and have infos."""
+
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         seen, _ = super().reset(seed)
-        return seen, {agent: told(observation) for agent, observation in seen.items()}
+        return seen, {agent: infos_of(observation) for agent, observation in seen.items()}
 
     def step(self, actions: Any) -> Any:
         seen, *others, _ = super().step(actions)
-        return seen, *others, {agent: told(observation) for agent, observation in seen.items()}
+        return seen, *others, {agent: infos_of(observation) for agent, observation in seen.items()}
 
 
-class TellingTurns(ScriptedTurns):
+class InfoTurns(ScriptedTurns):
+    """Environment with agents that act in turn and have infos."""
+
     def last(self) -> Any:
         observation, *others, _ = super().last()
-        return observation, *others, told(observation)
+        return observation, *others, infos_of(observation)
 
 
-def as_told(observations: Any, mask: Any) -> Any:
+def act_checked(observations: Any, mask: Any) -> Any:
+    """Check that the info ``mask`` belongs to the observations, and return actions."""
     assert (mask == (np.arange(3) == observations[:, :4].sum(1, keepdims=True) % 3)).all()
     return act(observations)
 
 
 class Remembers(Policy):
-    """Also has a carry, and does not take everything."""
+    """Policy with a carry, which takes only the info ``mask``."""
 
     def initial_carry(self, batch: int) -> Any:
         return np.zeros(batch)
 
     def act(self, observations: Any, carry: Any, mask: Any = None) -> Action:
-        return Action(as_told(observations, mask), {}, carry + 1)
+        return Action(act_checked(observations, mask), {}, carry + 1)
 
 
 def by_turns(agent: str, episode: Any) -> str:
+    """Return the policy of an agent. Hens alternate between two policies."""
     return "fox" if agent.startswith("fox") else ("hen", "hen two")[(episode.number + int(agent[-1])) % 2]
 
 
 def check(rows: Any, is_fox: bool, is_alone: bool = True) -> None:
+    """Check that the infos of agents match their observations."""
     later, following = rows.next_infos, rows.next_observations()
     for step, row in np.ndindex(rows.alive.shape):
         if not rows.alive[step, row]:
             assert not is_alone or not any(np.any(values[step, row]) for values in later.values())
             continue
-        now, then = told(rows.observations[step, row]), told(following[step, row])
+        now, then = infos_of(rows.observations[step, row]), infos_of(following[step, row])
         assert rows.infos["total"][step, row] == later["total"][step, row] == then["total"]
         assert (rows.infos["mask"][step, row] == now["mask"]).all()
         assert (later["mask"][step, row] == then["mask"]).all()
@@ -74,12 +81,10 @@ def check(rows: Any, is_fox: bool, is_alone: bool = True) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_workers", "policy_of"), one_in(2, [Telling, TellingTurns], [0, 2], [species, by_turns])
+    ("kind", "num_workers", "policy_of"), one_in(2, [InfoAgents, InfoTurns], [0, 2], [species, by_turns])
 )
-def test_every_agent_is_told_what_belongs_to_its_observation_and_it_is_in_its_rows(
-    kind: Any, num_workers: int, policy_of: Any
-) -> None:
-    policies = {"hen": as_told, "hen two": Remembers(), "fox": Remembers()}
+def test_infos_match_the_observations_in_policies_and_in_rollouts(kind: Any, num_workers: int, policy_of: Any) -> None:
+    policies = {"hen": act_checked, "hen two": Remembers(), "fox": Remembers()}
     makers = [lambda env_id=env_id: kind(env_id) for env_id in range(3)]
     how: Any = {"num_workers": num_workers, "mode": "sync", "rollout_length": 5, "seed": 2, "infos": NAMES}
     with AsyncWorkerPool(makers, policies, policy_of=policy_of, **how) as pool:
@@ -95,9 +100,9 @@ def test_every_agent_is_told_what_belongs_to_its_observation_and_it_is_in_its_ro
         check(next(pool.rollouts())["fox"], True)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("kind", [Telling, TellingTurns])
-def test_an_info_with_a_default_is_there_for_all_agents(kind: Any) -> None:
-    policies, infos = {"hen": as_told, "fox": as_told}, {"mask": None, "late": -1.0}
+@pytest.mark.parametrize("kind", [InfoAgents, InfoTurns])
+def test_an_info_with_a_default_exists_for_all_agents(kind: Any) -> None:
+    policies, infos = {"hen": act_checked, "fox": act_checked}, {"mask": None, "late": -1.0}
     with AsyncWorkerPool([lambda: kind(0)], policies, policy_of=species, infos=infos, num_workers=0) as pool:
         rollout: Any = next(pool.rollouts())
     for name, rows in rollout.items():
@@ -107,27 +112,27 @@ def test_an_info_with_a_default_is_there_for_all_agents(kind: Any) -> None:
         assert rows.infos["_late"].any() == (name == "fox")
 
 
-@pytest.mark.parametrize("kind", [Telling, TellingTurns])
+@pytest.mark.parametrize("kind", [InfoAgents, InfoTurns])
 def test_postprocess_gets_the_infos_of_the_agents(kind: Any) -> None:
     def doubled(policy: Any, rows: Any) -> Any:
         return {"doubled": rows.infos["total"] * 2}
 
     how: Any = {"infos": ("total", "mask"), "num_workers": 0, "rollout_length": 5, "postprocess": doubled}
-    with AsyncWorkerPool([lambda: kind(0)], {"hen": as_told, "fox": as_told}, policy_of=species, **how) as pool:
+    with AsyncWorkerPool([lambda: kind(0)], {"hen": act_checked, "fox": act_checked}, policy_of=species, **how) as pool:
         rollout: Any = next(pool.rollouts())
     for rows in rollout.values():
         assert (rows.extras["doubled"] == rows.infos["total"] * 2)[rows.alive].all()
 
 
-def test_an_info_that_no_agent_is_told_is_an_error_that_says_what_there_is() -> None:
+def test_the_error_for_an_info_that_no_agent_has_lists_the_others() -> None:
     with pytest.raises(ConfigurationError, match=r"got 'rank', but .* returned only \['late', 'mask'"):
         AsyncWorkerPool(
-            lambda: Telling(0), {"hen": as_told, "fox": as_told}, policy_of=species, infos=("mask", "rank"),
+            lambda: InfoAgents(0), {"hen": act_checked, "fox": act_checked}, policy_of=species, infos=("mask", "rank"),
             num_workers=0,
         )  # fmt: skip
 
 
-def test_an_environment_of_gymnasium_tells_its_only_agent() -> None:
+def test_infos_of_a_gymnasium_environment_belong_to_its_only_agent() -> None:
     import gymnasium as gym
 
     class Counted(gym.wrappers.TransformObservation):  # type: ignore[type-arg]
