@@ -1,4 +1,4 @@
-"""Sub-environments in another interpreter: the same rows, infos and errors as in this one, and the same guarantees."""
+"""Check that sub-environments in another interpreter have the same results, errors and guarantees as in this one."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ def ledger(name: str = "Ledger", **arguments: Any) -> Any:
 
 
 def stepped(made: Any, count: int = 1, python: Any = sys.executable, **more: Any) -> ParallelVectorEnv:
+    """Return a vector env in an interpreter. Further arguments may be worker options."""
     options = {name: more.pop(name) for name in list(more) if name in WorkerOptions.__dataclass_fields__}
     return ParallelVectorEnv([made] * count, workers=WorkerOptions(python=python, **options), **more)
 
 
 @pytest.fixture(scope="session")
 def with_numpy_only(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The oldest interpreter of this machine that can be used, with an old numpy and nothing else."""
+    """Return the oldest usable interpreter, in a venv with an old numpy and no other package."""
     return _interpreter(tmp_path_factory.mktemp("bare"), "numpy<2")
 
 
@@ -76,7 +77,7 @@ def _interpreter(folder: Path, *packages: str) -> str:
 
 
 def _runs(name: str) -> str | None:
-    """Return an interpreter that works: version managers put commands on the path that only explain themselves."""
+    """Return a working interpreter. Commands of version managers on the path may only print how to install one."""
     candidates = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/{name[6:]}.*/bin/python"))]
     for path in candidates:
         if path and subprocess.run([path, "-c", "import venv, ensurepip"], capture_output=True).returncode == 0:
@@ -85,6 +86,7 @@ def _runs(name: str) -> str | None:
 
 
 def trace(envs: Any, steps: int, actions: Callable[[Any], Any], mode: AutoresetMode) -> Iterator[Any]:
+    """Yield the results of a reset and of steps with random actions."""
     yield envs.reset(seed=5)
     generator = np.random.default_rng(0)
     for _ in range(steps):
@@ -95,6 +97,7 @@ def trace(envs: Any, steps: int, actions: Callable[[Any], Any], mode: AutoresetM
 
 
 def same(one: Any, other: Any) -> bool:
+    """Return whether nested values are equal and their arrays have the same dtypes."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):
@@ -110,6 +113,7 @@ def step_three_times(envs: Any) -> None:
 
 
 def check_cart_pole(python: Any, mode: AutoresetMode) -> None:
+    """Check that CartPoles in an interpreter have the trace of Gymnasium's SyncVectorEnv."""
     envs = stepped(entry_point("CartPole-v1"), 6, python, num_workers=2, autoreset_mode=mode)
     reference = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 6, autoreset_mode=mode)
 
@@ -123,18 +127,20 @@ def check_cart_pole(python: Any, mode: AutoresetMode) -> None:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_trace_is_that_of_gymnasium(mode: AutoresetMode) -> None:
+def test_a_trace_equals_the_trace_of_gymnasium(mode: AutoresetMode) -> None:
     check_cart_pole(sys.executable, mode)
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("mode", MODES)
-def test_a_trace_is_that_of_gymnasium_with_an_older_python_and_numpy(mode: AutoresetMode, with_gymnasium: str) -> None:
+def test_a_trace_in_an_older_python_and_numpy_equals_the_trace_of_gymnasium(
+    mode: AutoresetMode, with_gymnasium: str
+) -> None:
     check_cart_pole(with_gymnasium, mode)
 
 
 @pytest.mark.more
-def test_half_cheetah_with_its_infos_is_that_of_gymnasium() -> None:
+def test_half_cheetah_with_its_infos_equals_the_trace_of_gymnasium() -> None:
     envs = stepped(entry_point("HalfCheetah-v5"), 4, num_workers=2)
     reference = SyncVectorEnv([lambda: gym.make("HalfCheetah-v5")] * 4)
     with envs, contextlib.closing(reference):
@@ -146,8 +152,8 @@ def test_half_cheetah_with_its_infos_is_that_of_gymnasium() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", ["Ledger", "OfOldGym"])
-def test_an_environment_of_its_own_needs_numpy_only(name: str, with_numpy_only: str) -> None:
+@pytest.mark.parametrize("name", ["Ledger", "OldGymLedger"])
+def test_an_environment_without_gymnasium_needs_only_numpy(name: str, with_numpy_only: str) -> None:
     with stepped(ledger(name), 4, with_numpy_only, num_workers=2) as envs:
         observations, _ = envs.reset(seed=[7, 8, 9, 10])
         assert observations[:, 0].tolist() == [7, 8, 9, 10]
@@ -157,7 +163,7 @@ def test_an_environment_of_its_own_needs_numpy_only(name: str, with_numpy_only: 
             episode, step = divmod(t, 6)
             assert (observations[:, 1:3] == [episode, step]).all()
             assert (rewards == step).all()
-            by_clock = name == "OfOldGym" and episode % 2 == 1
+            by_clock = name == "OldGymLedger" and episode % 2 == 1
             assert (terminated == (step == 5 and not by_clock)).all()
             assert (truncated == (step == 5 and by_clock)).all()
             if step:
@@ -186,7 +192,7 @@ def test_nested_spaces_and_odd_infos(recwarn: pytest.WarningsRecorder) -> None:
     assert any("infos['deep']['no']" in str(one.message) for one in recwarn)
 
 
-def test_send_and_recv_of_some() -> None:
+def test_send_and_recv_of_some_sub_environments() -> None:
     with stepped(ledger(), 4, num_workers=2, batch_size=2) as envs:
         envs.reset(seed=0)
         envs.send(np.zeros(4, int), np.arange(4))
@@ -215,7 +221,7 @@ def test_calls_and_attributes() -> None:
         assert envs.get_attr("t") == (1, 2, 3)
 
 
-def test_an_exception_has_its_type_and_its_traceback() -> None:
+def test_an_exception_keeps_its_type_and_its_traceback() -> None:
     with stepped(ledger(fault="raise"), 1, num_workers=1) as envs:
         envs.reset()
         for _ in range(2):
@@ -229,7 +235,7 @@ def test_an_exception_has_its_type_and_its_traceback() -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("fault", ["kill", "exit"])
-def test_a_death_ends_the_env(fault: str) -> None:
+def test_the_death_of_a_worker_is_an_error(fault: str) -> None:
     with stepped(ledger(fault=fault), 2, num_workers=1) as envs:
         envs.reset()
         with pytest.raises(WorkerDiedError, match="SIGKILL" if fault == "kill" else "code 3"):
@@ -253,7 +259,7 @@ def test_a_restarted_worker_begins_new_episodes(fault: str, tmp_path: Path) -> N
 
 
 @pytest.mark.more
-def test_the_stack_of_a_hang_is_that_of_the_environment() -> None:
+def test_the_stack_of_a_hang_shows_the_environment() -> None:
     with stepped(ledger(fault="hang"), 2, num_workers=1, step_timeout_s=1.0) as envs:
         envs.reset()
         with pytest.raises(WorkerTimeoutError, match="_break"):
@@ -261,7 +267,7 @@ def test_the_stack_of_a_hang_is_that_of_the_environment() -> None:
 
 
 @pytest.mark.more
-def test_another_shape_is_refused_where_it_happens() -> None:
+def test_an_observation_of_another_shape_is_an_error() -> None:
     with stepped(ledger(fault="shape"), 1, num_workers=1) as envs:
         envs.reset()
         with pytest.raises(ObservationError, match=r"env_id 0.*shape \(7,\)"):
@@ -269,14 +275,14 @@ def test_another_shape_is_refused_where_it_happens() -> None:
 
 
 @pytest.mark.more
-def test_a_memory_limit_holds_there_too() -> None:
+def test_a_memory_limit_applies_in_another_interpreter() -> None:
     with stepped(ledger("Eater"), 1, num_workers=1, max_memory_bytes=1 << 28) as envs:
         envs.reset()
         with pytest.raises((WorkerMemoryError, MemoryError)):
             envs.step(np.zeros(1, int))
 
 
-def test_a_pool_acts_here_and_steps_there() -> None:
+def test_a_pool_acts_in_this_interpreter_and_steps_in_another() -> None:
     options = WorkerOptions(step_workers=2, python=sys.executable)
     with AsyncWorkerPool(
         ledger(), lambda observations: np.zeros(len(observations), int), num_envs=4, rollout_length=10, workers=options
@@ -287,7 +293,7 @@ def test_a_pool_acts_here_and_steps_there() -> None:
 
 
 @pytest.mark.more
-def test_a_pool_goes_on_when_a_stepper_is_killed(tmp_path: Path) -> None:
+def test_a_pool_continues_after_a_stepper_is_killed(tmp_path: Path) -> None:
     made = ledger(fault="kill", mark=str(tmp_path / "mark"), length=7)
     options = WorkerOptions(step_workers=2, python=sys.executable, restart=RestartPolicy())
     with AsyncWorkerPool(
@@ -298,7 +304,7 @@ def test_a_pool_goes_on_when_a_stepper_is_killed(tmp_path: Path) -> None:
     assert (tmp_path / "mark").exists()
 
 
-def test_nothing_is_left_behind() -> None:
+def test_close_leaves_no_process_and_no_file() -> None:
     before = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("parenv-*"))
     envs = stepped(ledger(), 2, num_workers=2)
     pids = envs.call("pid")
@@ -330,8 +336,8 @@ def test_steppers_end_with_a_main_process_that_is_killed(tmp_path: Path) -> None
 
 
 @pytest.mark.more
-def test_a_container_without_a_network_and_with_a_root_of_its_own(tmp_path: Path, with_numpy_only: str) -> None:
-    """A stand-in for a container: other namespaces of users, mounts, processes and networks, and another root."""
+def test_environments_in_a_container_without_a_network(tmp_path: Path, with_numpy_only: str) -> None:
+    """Check a stand-in for a container: separate user, mount, process and network namespaces, and another root."""
     base = subprocess.run([with_numpy_only, "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True)
     root, venv = tmp_path / "root", Path(with_numpy_only).parents[1]
     script = tmp_path / "run.sh"
@@ -358,8 +364,8 @@ def test_a_container_without_a_network_and_with_a_root_of_its_own(tmp_path: Path
             observations, *_ = envs.step(np.zeros(2, int))
             assert (observations[:, 1:3] == (0, t)).all()
         assert set(envs.call("where")) == {with_numpy_only}
-        # This kills the command outside. The environment inside may take many steps before the kernel ends it. Its
-        # episode does not end meanwhile: a worker that dies between two episodes has lost none, and nothing is flagged.
+        # This kills the command outside of the container. The environment may take many steps before the kernel ends
+        # it. Its episode must not end meanwhile, because a death between two episodes loses none and sets no flag.
         os.kill(workers_of(envs).pid(0), 9)
         infos: dict[str, Any] = {}
         until(lambda: "worker_restarted" in infos, lambda: infos.update(envs.step(np.zeros(2, int))[4]))
@@ -375,7 +381,7 @@ def test_a_container_without_a_network_and_with_a_root_of_its_own(tmp_path: Path
         ({"python": sys.executable, "start_method": "spawn"}, "start_method cannot be combined"),
     ],
 )
-def test_options_that_cannot_work(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ParallelVectorEnv([ledger()], workers=WorkerOptions(**options))
 
@@ -394,17 +400,17 @@ def test_options_that_cannot_work(options: dict[str, Any], message: str) -> None
         ),
     ],
 )
-def test_arguments_that_need_the_environments_here(arguments: dict[str, Any], message: str) -> None:
+def test_arguments_that_need_environments_in_this_process_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ParallelVectorEnv([ledger()] * 2, workers=WorkerOptions(python=sys.executable), **arguments)
 
 
-def test_functions_cannot_be_sent() -> None:
+def test_functions_as_factories_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="must be named"):
         ParallelVectorEnv([lambda: gym.make("CartPole-v1")], workers=WorkerOptions(python=sys.executable))
 
 
-def test_a_pool_without_step_workers_names_them() -> None:
+def test_a_pool_needs_step_workers_for_another_interpreter() -> None:
     with pytest.raises(ConfigurationError, match="needs step_workers"):
         AsyncWorkerPool(ledger(), lambda o: o, num_envs=2, workers=WorkerOptions(python=sys.executable))
 
@@ -422,13 +428,15 @@ def test_a_pool_without_step_workers_names_them() -> None:
         (entry_point("NoSuchEnv-v0"), Exception, "NoSuchEnv"),
     ],
 )
-def test_environments_that_cannot_be_made(made: Any, kind: type[Exception], message: str) -> None:
+def test_an_environment_that_cannot_be_made_is_an_error_with_the_reason(
+    made: Any, kind: type[Exception], message: str
+) -> None:
     with pytest.raises(kind, match=message):
         stepped(made, 1, num_workers=1)
 
 
 @pytest.mark.more
-def test_an_interpreter_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+def test_an_interpreter_without_numpy_is_refused(tmp_path: Path) -> None:
     # The same interpreter without site packages has no numpy.
     with pytest.raises(ConfigurationError, match="has no numpy"):
         stepped(ledger(), 1, (sys.executable, "-S", "-E"), num_workers=1)
@@ -444,7 +452,7 @@ def test_a_program_that_never_connects_is_not_asked_for_its_stack(monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["", ":make", "module:", "file.py", "with space:make", 3])
-def test_names_that_are_none(name: Any) -> None:
+def test_invalid_entry_points_are_refused(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="entry point"):
         entry_point(name)
 
@@ -454,7 +462,7 @@ def test_arguments_must_be_plain_data() -> None:
         entry_point("module:make", task=object())
 
 
-def test_an_entry_point_makes_environments_here_too() -> None:
+def test_an_entry_point_can_make_environments_in_this_process() -> None:
     made = ledger(length=3)()
     assert made.length == 3
     assert entry_point("CartPole-v1")().spec.id == "CartPole-v1"

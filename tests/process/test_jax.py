@@ -1,4 +1,4 @@
-"""Environments of JAX in workers, forked or fresh. Where it is not installed, nothing is tested."""
+"""Check environments of JAX in forked and in spawned workers. Skipped if jax or gymnax is not installed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from parenv import AsyncWorkerPool, Stop, WorkerOptions
 
 pytest.importorskip("jax")
 pytest.importorskip("gymnax")
-# Compiling takes a while where others compute.
+# Compiling is slow on a busy machine.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 
 def cartpoles() -> Any:
-    """CartPoles of gymnax in its own wrapper, which does not say when it resets: in the same step."""
+    """Return CartPoles of gymnax in its own wrapper, with the autoreset mode that the wrapper does not declare."""
     import gymnax
     from gymnax.wrappers.gym import GymnaxToVectorGymWrapper
 
@@ -51,14 +51,14 @@ def test_gymnax_runs_in_workers(options: WorkerOptions) -> None:
             assert np.isnan(rollout.next_observations()[ended]).all()
             assert not np.isnan(rollout.next_observations()[~ended]).any()
         assert pool.statistics().episodes >= 8
-        # Always pushed to one side, the pole falls within some ten steps.
+        # A pole that is always pushed to one side falls after about ten steps.
         assert 5 < pool.statistics().mean_length < 15
 
 
-def test_workers_share_the_memory_of_a_gpu() -> None:
-    def told(observations: Any) -> Any:
+def test_workers_do_not_preallocate_the_memory_of_a_gpu() -> None:
+    def is_preallocation_off(observations: Any) -> Any:
         return np.full(len(observations), os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false", np.int32)
 
     options = WorkerOptions(start_method="spawn", start_timeout_s=400.0)
-    with AsyncWorkerPool(cartpoles, told, num_workers=1, rollout_length=2, workers=options) as pool:
+    with AsyncWorkerPool(cartpoles, is_preallocation_off, num_workers=1, rollout_length=2, workers=options) as pool:
         assert next(pool.rollouts()).actions.all()

@@ -1,4 +1,4 @@
-"""The fork server and its launcher: many processes at once, what they inherit, what prevents their start."""
+"""Check the fork server and its launcher: starts and ends of processes, their descriptors, and errors at the start."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from parenv.transport.zeromq import WorkerSocket
 pytestmark = pytest.mark.timeout(200)
 DEADLINE_S = 150.0
 BETWEEN_POOLS = 4
-"""Descriptors of a fork server: its own to wait with and be woken by, and the one to its driver."""
+"""Number of descriptors of an idle fork server: to wait, to be woken up, and to communicate with the main process."""
 
 
 def wait_for_the_other_end(arguments: dict[str, Any], *descriptors: int) -> int:
-    """A worker that ends when whoever started it says so."""
+    """Run a worker that ends when it can read from its first descriptor."""
     os.close(descriptors[1])
     os.read(descriptors[0], 1)
     return 0
@@ -55,6 +55,7 @@ def launcher() -> Iterator[Launcher]:
 
 
 def serve_until(launcher: Launcher, done: Callable[[], bool]) -> None:
+    """Process the events of a launcher until a condition holds."""
     deadline = time.monotonic() + DEADLINE_S
     while not done():
         assert time.monotonic() < deadline
@@ -63,25 +64,25 @@ def serve_until(launcher: Launcher, done: Callable[[], bool]) -> None:
         launcher.events()
 
 
-def say_something(arguments: dict[str, Any], *descriptors: int) -> int:
-    """A worker that is heard of at once."""
+def write_a_byte(arguments: dict[str, Any], *descriptors: int) -> int:
+    """Run a worker that writes a byte to its second descriptor and ends."""
     os.write(descriptors[1], b"x")
     return 0
 
 
 @pytest.mark.more
-def test_whoever_has_said_something_is_known_by_its_process_id(launcher: Launcher) -> None:
-    heard, say = os.pipe()
+def test_the_process_id_of_a_worker_is_known_once_the_worker_has_written(launcher: Launcher) -> None:
+    reading, writing = os.pipe()
     for handle in range(100):
-        launcher.launch(handle, f"{__name__}:say_something", {}, (heard, say))
-        assert os.read(heard, 1) == b"x"
+        launcher.launch(handle, f"{__name__}:write_a_byte", {}, (reading, writing))
+        assert os.read(reading, 1) == b"x"
         assert launcher.pid(handle) > 0
     ended: set[int] = set()
     while len(ended) < 100:
-        assert select.select([launcher], [], [], DEADLINE_S)[0], "asking for one keeps nothing back"
+        assert select.select([launcher], [], [], DEADLINE_S)[0], "pid() must not consume the events of a worker"
         ended |= {exited.handle for exited in launcher.events()}
-    os.close(heard)
-    os.close(say)
+    os.close(reading)
+    os.close(writing)
 
 
 def fork_server_of(launcher: Launcher) -> psutil.Process:
@@ -89,7 +90,7 @@ def fork_server_of(launcher: Launcher) -> psutil.Process:
 
 
 def starts_programs(arguments: dict[str, Any], *descriptors: int) -> int:
-    """A worker that leaves programs in sessions of their own: two that it starts, and one whose parent ends at once."""
+    """Run a worker that starts three programs in their own sessions: two children, and one whose parent has ended."""
     programs = [
         subprocess.Popen(["sleep", "1000"], start_new_session=True, env=env).pid for env in (None, {"PATH": "/usr/bin"})
     ]
@@ -99,13 +100,13 @@ def starts_programs(arguments: dict[str, Any], *descriptors: int) -> int:
     return 0
 
 
-def test_what_a_worker_started_ends_with_it_whatever_its_session_and_nothing_else_does(launcher: Launcher) -> None:
+def test_programs_that_a_worker_has_started_end_with_it_and_others_do_not(launcher: Launcher) -> None:
     waiting, ending = os.pipe()
-    heard, say = os.pipe()
+    reading, writing = os.pipe()
     programs = []
     for handle in range(3):
-        launcher.launch(handle, f"{__name__}:starts_programs", {}, (waiting, say))
-        programs.append([os.pidfd_open(int(pid)) for pid in os.read(heard, 1 << 10).split()])
+        launcher.launch(handle, f"{__name__}:starts_programs", {}, (waiting, writing))
+        programs.append([os.pidfd_open(int(pid)) for pid in os.read(reading, 1 << 10).split()])
     launcher.signal(0, signal.SIGKILL, alone=True)
     serve_until(launcher, lambda: len(launcher.running) == 2)
     assert ended(programs[0]) == [True] * 3
@@ -114,12 +115,12 @@ def test_what_a_worker_started_ends_with_it_whatever_its_session_and_nothing_els
     serve_until(launcher, lambda: len(launcher.running) == 1)
     launcher.close()
     assert ended(programs[1] + programs[2]) == [True] * 6
-    for descriptor in (waiting, ending, heard, say, *programs[0], *programs[1], *programs[2]):
+    for descriptor in (waiting, ending, reading, writing, *programs[0], *programs[1], *programs[2]):
         os.close(descriptor)
 
 
 def ended(processes: list[int]) -> list[bool]:
-    """Whether each of them, given by its descriptor, ends before the deadline."""
+    """Return whether each process, given by its pidfd, ends before the deadline."""
     return [bool(select.select([process], [], [], DEADLINE_S)[0]) for process in processes]
 
 
@@ -142,7 +143,7 @@ def test_a_preloaded_module_may_leave_a_process_that_ends(tmp_path: Path, monkey
     os.close(ending)
 
 
-def test_of_the_fork_servers_that_no_pool_uses_the_two_that_were_used_last_stay(
+def test_only_the_two_most_recently_used_idle_fork_servers_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("parenv.process.launcher.MAX_IDLE_FORK_SERVERS", 2)
@@ -159,7 +160,7 @@ def test_of_the_fork_servers_that_no_pool_uses_the_two_that_were_used_last_stay(
     again.close()
 
 
-def test_what_is_launched_by_a_fork_server_that_is_gone_is_reported_as_ended(launcher: Launcher) -> None:
+def test_a_worker_launched_by_a_dead_fork_server_is_reported_as_ended(launcher: Launcher) -> None:
     launcher._fork_server.bury()
     launcher.launch(7, ENTRY, {}, ())
     assert launcher.events() == [Exited(7, -1, None, None)]
@@ -179,7 +180,7 @@ def test_500_processes_start_at_once_and_end(launcher: Launcher) -> None:
 
 
 @pytest.mark.more
-def test_a_fork_server_that_does_not_read_keeps_nobody_waiting(launcher: Launcher) -> None:
+def test_launches_and_signals_do_not_wait_for_a_suspended_fork_server(launcher: Launcher) -> None:
     waiting, ending = os.pipe()
     fork_server = fork_server_of(launcher)
     fork_server.suspend()
@@ -195,7 +196,7 @@ def test_a_fork_server_that_does_not_read_keeps_nobody_waiting(launcher: Launche
     os.close(ending)
 
 
-def test_more_descriptors_than_may_be_on_their_way_are_sent_later(
+def test_descriptors_beyond_the_limit_of_the_kernel_are_sent_later(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting, ending = os.pipe()
@@ -214,12 +215,12 @@ def test_more_descriptors_than_may_be_on_their_way_are_sent_later(
     os.close(ending)
 
 
-def test_what_a_session_was_sent_and_did_not_use_is_closed_with_it() -> None:
+def test_unused_descriptors_of_a_session_are_closed_with_it() -> None:
     spec = ForkServerSpec((__name__,), (("OF", "descriptors"),), threads=1)
     waiting, ending = os.pipe()
 
-    def live() -> psutil.Process:
-        """All that was said to the fork server before is then known to it."""
+    def run_a_worker() -> psutil.Process:
+        """Run a worker. Afterwards, the fork server has processed all earlier messages."""
         launcher = Launcher(spec)
         launcher.launch(0, ENTRY, {}, (waiting, ending))
         os.write(ending, b"x")
@@ -227,21 +228,21 @@ def test_what_a_session_was_sent_and_did_not_use_is_closed_with_it() -> None:
         launcher.close()
         return fork_server_of(launcher)
 
-    fork_server = live()
+    fork_server = run_a_worker()
     before = settled_descriptors(fork_server)
     for _ in range(20):
         cut = Launcher(spec)
-        # The beginning of a line, with descriptors that belong to it.
+        # Send only the beginning of a message, with descriptors that belong to it.
         socket.send_fds(cut._lines.socket, [b'{"fork": '], [waiting, ending])
         cut.close()
-    live()
+    run_a_worker()
     os.close(waiting)
     os.close(ending)
     assert settled_descriptors(fork_server) == before
 
 
 def settled_descriptors(fork_server: psutil.Process) -> int:
-    """How many it has when it has nothing left to do: it sleeps, and its sessions have no other end any more."""
+    """Wait until a fork server is idle, and return the number of its descriptors."""
     deadline = time.monotonic() + DEADLINE_S
     while (held := _channels(fork_server)) > BETWEEN_POOLS and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -249,10 +250,10 @@ def settled_descriptors(fork_server: psutil.Process) -> int:
 
 
 def _channels(process: psutil.Process) -> int:
-    """Its descriptors but those of files, such as libffi keeps of itself, and the three that it began with."""
+    """Return the number of descriptors of a process, without files, which libffi keeps open, and standard streams."""
     held = 0
     for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # It is just being closed.
+        with contextlib.suppress(FileNotFoundError):  # The descriptor was closed meanwhile.
             held += int(descriptor.name) > 2 and not os.readlink(descriptor).startswith("/")
     return held
 
@@ -267,7 +268,7 @@ for descriptor in os.listdir("/proc/self/fd"):
 
 
 class Starting(LedgerEnv):
-    """Says what a program has open that it starts without closing anything."""
+    """Ledger that starts a program with all inheritable descriptors, and returns which ones the program has."""
 
     def inherited(self) -> list[str]:
         done = subprocess.run([sys.executable, "-c", OPEN], close_fds=False, capture_output=True, text=True)
@@ -276,7 +277,7 @@ class Starting(LedgerEnv):
 
 @pytest.mark.more
 @pytest.mark.parametrize("system", ["pool", "vector env"])
-def test_a_program_that_an_environment_starts_inherits_nothing_of_the_workers(system: str) -> None:
+def test_a_program_that_an_environment_starts_inherits_no_descriptors(system: str) -> None:
     made = (
         AsyncWorkerPool([lambda: Starting(0)] * 2, zeros, num_workers=2)
         if system == "pool"
@@ -289,16 +290,18 @@ def test_a_program_that_an_environment_starts_inherits_nothing_of_the_workers(sy
 
 
 @pytest.mark.more
-def test_an_entry_of_sys_path_that_is_no_text_is_skipped_as_importing_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_of_sys_path_that_are_not_strings_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [Path("/nowhere"), *sys.path])
     monkeypatch.setattr(sys, "argv", [Path("script.py"), 3])
-    options = WorkerOptions(environment={"OWN_ZYGOTE": "paths"})
+    options = WorkerOptions(environment={"OWN_FORK_SERVER": "paths"})
     with AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options) as pool:
         next(pool.rollouts())
 
 
 @pytest.mark.more
-def test_a_preloaded_module_that_starts_threads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_preloaded_module_that_starts_threads_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = tmp_path / "starts_threads.py"
     module.write_text("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -312,7 +315,7 @@ def test_a_preloaded_module_that_starts_threads_is_named(tmp_path: Path, monkeyp
 
 
 @pytest.mark.more
-def test_threads_that_end_for_a_fork_are_none() -> None:
+def test_a_preloaded_module_may_have_threads_that_end_before_a_fork() -> None:
     options = WorkerOptions(preload=("numpy",), threads=2)
     with AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options) as pool:
         next(pool.rollouts())
@@ -343,7 +346,7 @@ os.write(ANSWERS, b"fine")
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("closed", ["(1,)", "(2,)", "(0, 1, 2)"])
-def test_a_driver_without_standard_streams_has_workers_all_the_same(closed: str) -> None:
+def test_workers_start_if_the_main_process_has_no_standard_streams(closed: str) -> None:
     reading, writing = os.pipe()
     try:
         script = STANDARD.replace("CLOSED", closed).replace("ANSWERS", str(writing))
@@ -366,7 +369,7 @@ def wait_for_the_late():
     begun.set()
     ended.wait()
 
-# Called at the very end of all, because it is registered first.
+# atexit calls this function last, because it is registered first.
 atexit.register(wait_for_the_late)
 
 from parenv.process.launcher import Launcher, ForkServerSpec
@@ -390,13 +393,13 @@ threading.Thread(target=start_late, daemon=True).start()
 
 def test_a_fork_server_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    options = WorkerOptions(environment={"OWN_ZYGOTE": "none"})
+    options = WorkerOptions(environment={"OWN_FORK_SERVER": "none"})
     with pytest.raises(FileNotFoundError, match="/nowhere/python"):
         AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options)
 
 
 def begins_late(arguments: dict[str, Any], socket_fd: int, *descriptors: int) -> int:
-    """A worker that does nothing before it may, counts the messages before the last one, and sends how many."""
+    """Run a worker that waits before it receives messages, and replies with the numbers of all calls."""
     os.read(descriptors[-1], 1)
     sender = Sender(arguments["worker"], arguments["generation"])
     socket = WorkerSocket(socket_fd, arguments["driver"])
@@ -408,7 +411,7 @@ def begins_late(arguments: dict[str, Any], socket_fd: int, *descriptors: int) ->
     return 0
 
 
-def test_all_that_is_said_before_a_worker_begins_arrives() -> None:
+def test_messages_sent_before_a_worker_begins_arrive() -> None:
     may_begin, let_begin = os.pipe()
     memory, sender = SharedMemory(64), Sender(0, 0)
     placement = LocalPlacement()
@@ -428,9 +431,9 @@ def test_all_that_is_said_before_a_worker_begins_arrives() -> None:
         memory.close()
         os.close(may_begin)
         os.close(let_begin)
-    # ZeroMQ reads the message in a thread of its own, which the report of the end may overtake.
-    ended, said = sorted(events, key=lambda event: isinstance(event, Received))
-    assert said.message == Reply(3, [0, 1, 2])
+    # A thread of ZeroMQ receives the message, so the report of the end may arrive before it.
+    ended, received = sorted(events, key=lambda event: isinstance(event, Received))
+    assert received.message == Reply(3, [0, 1, 2])
     assert ended.exit_code == 0
 
 
@@ -452,7 +455,7 @@ def descriptors():
 make().close()
 before, hard = descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 """
-"""What follows is run with a fork server that is there already."""
+"""Beginning of scripts in which the fork server is already running."""
 
 
 @pytest.mark.one_in(2)
@@ -472,7 +475,7 @@ except OSError as error:
     assert printed_by(FEW_DESCRIPTORS + script, system) == words
 
 
-def test_descriptors_that_zeromq_needs_are_looked_for_right_before_it_opens_them() -> None:
+def test_free_descriptors_are_checked_before_zeromq_opens_them() -> None:
     script = """
 import os, resource
 from parenv.placement.base import Launch
@@ -483,7 +486,7 @@ placement, launch = LocalPlacement(), Launch(0, b"{}", (), {}, 1)
 placement._open_launcher(launch)
 placement.close(0.0)
 before = len(os.listdir("/proc/self/fd"))
-# One of them becomes the session of the fork server.
+# The session of the fork server takes one of them.
 resource.setrlimit(resource.RLIMIT_NOFILE, (before + 4, before + 4))
 try:
     placement.start(launch, [Sender(0, 0)])

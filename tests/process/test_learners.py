@@ -1,4 +1,4 @@
-"""The pools of several learners are, together, the pool that one learner would have."""
+"""Check that the pools of several learners together behave like the pool of a single learner."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NUM_ENVS, LENGTH, ROUNDS, WORLD = 7, 9, 12, 2
 FIELDS = ("observations", "actions", "rewards", "terminated", "truncated")
 
 
-class Talkative(LedgerEnv):
-    """Knows its env_id and the seed of its first reset."""
+class Identified(LedgerEnv):
+    """Ledger that returns its env_id, the seed of its first reset and an attribute."""
 
     def __init__(self, env_id: int) -> None:
         super().__init__(env_id)
@@ -42,19 +42,20 @@ class Talkative(LedgerEnv):
 
 
 def ledgers() -> list[Any]:
-    return [lambda env_id=env_id: Talkative(env_id) for env_id in range(NUM_ENVS)]
+    return [lambda env_id=env_id: Identified(env_id) for env_id in range(NUM_ENVS)]
 
 
 ENVIRONMENTS = {"ledger": ledgers(), "cartpole": "CartPole-v1"}
 
 
 def be_learner(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int = WORLD) -> None:
-    """Have what torchrun would tell this process."""
+    """Set the environment variables that torchrun sets for a learner."""
     for name, value in (("RANK", rank), ("WORLD_SIZE", world_size), ("LOCAL_WORLD_SIZE", world_size)):
         monkeypatch.setenv(name, str(value))
 
 
 def collected(env_fn: Any, num_workers: int, num_envs: int | None = NUM_ENVS) -> list[Rollout]:
+    """Return copies of the rollouts of a sync pool with a seed."""
     with AsyncWorkerPool(
         env_fn, lean, num_envs=num_envs, num_workers=num_workers, mode="sync", rollout_length=LENGTH, seed=3
     ) as pool:
@@ -63,7 +64,7 @@ def collected(env_fn: Any, num_workers: int, num_envs: int | None = NUM_ENVS) ->
 
 
 def joined(parts: Sequence[Rollout]) -> dict[str, Any]:
-    """The rollouts of all learners as the columns of one."""
+    """Return the arrays of rollouts of all learners, joined along their columns."""
     columns = {name: np.concatenate([getattr(part, name) for part in parts], axis=1) for name in FIELDS}
     following = np.concatenate([part.next_observations() for part in parts], axis=1)
     rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("last_observations", "env_ids")}
@@ -71,7 +72,7 @@ def joined(parts: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def episodes_of(parts: Sequence[Rollout]) -> list[tuple[Any, ...]]:
-    """The episodes that ended in them: env_id, return and length."""
+    """Return the env_id, return and length of each episode that ended in the rollouts."""
     episodes = [part.episodes for part in parts]
     rows = [zip(one.env_ids, one.returns, one.lengths, strict=True) for one in episodes]
     return [row for part in rows for row in part]
@@ -80,7 +81,7 @@ def episodes_of(parts: Sequence[Rollout]) -> list[tuple[Any, ...]]:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("environments", ENVIRONMENTS)
 @pytest.mark.parametrize("num_workers", [0, 2, 4])
-def test_two_learners_collect_to_the_bit_what_one_would(
+def test_two_learners_together_collect_the_same_rollouts_as_one(
     num_workers: int, environments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env_fn = ENVIRONMENTS[environments]
@@ -100,7 +101,7 @@ def test_two_learners_collect_to_the_bit_what_one_would(
         assert sorted(episodes_of([one])) == sorted(episodes_of(parts))
 
 
-def test_learners_take_their_share_of_a_vector_env_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_share_the_vector_envs_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     def three() -> Any:
         factory = lambda: gym.make("CartPole-v1")  # noqa: E731
         return SyncVectorEnv([factory] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -117,9 +118,7 @@ def test_learners_take_their_share_of_a_vector_env_of_each_worker(monkeypatch: p
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2, 4])
-def test_sub_environments_are_addressed_by_their_number_over_all_learners(
-    num_workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_env_ids_are_numbered_over_all_learners(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     size: dict[str, Any] = {"num_workers": num_workers, "rollout_length": 3, "seed": 3}
     with AsyncWorkerPool(ledgers(), lean, **size) as pool:
         whole = pool.call("who")
@@ -146,7 +145,7 @@ def test_sub_environments_are_addressed_by_their_number_over_all_learners(
 
 
 @pytest.mark.parametrize(("num_envs", "num_workers"), [(8, 2), (2, None), (2, 0)])
-def test_too_few_workers_for_the_learners_are_said_before_anything_starts(
+def test_too_few_workers_for_the_learners_are_refused_before_anything_starts(
     num_envs: int, num_workers: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def started(*_: Any, **__: Any) -> Any:
@@ -160,7 +159,7 @@ def test_too_few_workers_for_the_learners_are_said_before_anything_starts(
         AsyncWorkerPool(started, lean, num_envs=num_envs, num_workers=num_workers)
 
 
-def test_a_malformed_rank_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_rank_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     be_learner(monkeypatch, 0)
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ConfigurationError, match="RANK must be a number, got 'first'"):
@@ -198,7 +197,7 @@ def test_each_learner_records_and_replays_its_own_run(monkeypatch: pytest.Monkey
             np.testing.assert_array_equal(before.env_ids, again.env_ids)
 
 
-def test_each_learner_writes_a_trace_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_learner_writes_its_own_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for rank in range(WORLD):
         be_learner(monkeypatch, rank)
         with AsyncWorkerPool(ENVIRONMENTS["cartpole"], lean, num_envs=WORLD, num_workers=0, rollout_length=5) as pool:

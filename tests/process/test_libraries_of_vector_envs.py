@@ -1,4 +1,4 @@
-"""EnvPool, gymnax, brax and Gymnasium's own vector envs: checked, and in pools. What is not installed is not tested."""
+"""Check vector envs of EnvPool, gymnax, brax and Gymnasium, alone and in pools. Skipped if not installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from parenv import AsyncWorkerPool, Stop, WorkerOptions
 from parenv.testing import check_vector_env
 
-# Compiling takes a while where others compute, and these libraries warn of many things.
+# Compiling is slow on a busy machine, and these libraries emit many warnings.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 SPAWNED = WorkerOptions(start_method="spawn", start_timeout_s=500.0)
 NEXT, SAME = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
@@ -21,7 +21,7 @@ NEXT, SAME = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 
 @pytest.fixture(autouse=True)
 def imported(request: pytest.FixtureRequest) -> None:
-    """Before a test, whose frame with the pool in it EnvPool would keep from its first import on."""
+    """Import the library before the test, because EnvPool keeps the frames of its first import and their objects."""
     cases = getattr(request.node, "callspec", None)
     pytest.importorskip(cases.params["library"] if cases else "envpool")
 
@@ -45,7 +45,7 @@ def seeded_envpool() -> Any:
 
     import envpool
 
-    # It is seeded where it is made: by the random state of the worker, which is another in each.
+    # EnvPool is seeded when it is made. The random state differs between workers, so their seeds differ too.
     return envpool.make_gymnasium("CartPole-v1", num_envs=4, num_threads=1, seed=random.getrandbits(30))
 
 
@@ -66,7 +66,7 @@ def gymnax_cartpole() -> Any:
 
 
 def brax_pendulum() -> Any:
-    """Of brax's wrappers, that for Gym is for another library than Gymnasium: the others, in a vector env."""
+    """Return a vector env around brax's own wrappers, because its wrapper for gym does not support Gymnasium."""
     import jax
     from brax import envs
 

@@ -1,4 +1,4 @@
-"""synchronize: all workers load the newest version, asked by wake-ups where they are on this machine."""
+"""Check that ``synchronize()`` makes all workers load the newest version, without messages to local workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOON = RestartPolicy(backoff_s=0.01)
 
 
 class Weighing(torch.nn.Module):
-    """Can be looked at in its worker."""
+    """Module whose instance that acted last can be inspected in its worker."""
 
     newest: Any = None
 
@@ -39,7 +39,7 @@ class Weighing(torch.nn.Module):
 
 
 class Scale(LedgerEnv):
-    """Says which weights its worker holds."""
+    """Ledger that returns the weights of the policy in its worker."""
 
     def weight(self) -> list[float]:
         weight = Weighing.newest.weight
@@ -51,6 +51,7 @@ def weighing(value: float) -> TorchPolicy:
 
 
 def opened(num_workers: int, **options: Any) -> AsyncWorkerPool:
+    """Return a sync pool that has delivered a rollout."""
     factories = [lambda env_id=env_id: Scale(env_id) for env_id in range(num_workers)]
     pool = AsyncWorkerPool(
         factories,
@@ -65,11 +66,11 @@ def opened(num_workers: int, **options: Any) -> AsyncWorkerPool:
 
 
 def held(pool: AsyncWorkerPool) -> set[float]:
-    """What all workers hold."""
+    """Return the set of the weights in all workers."""
     return {value for values in pool.call("weight") for value in values}
 
 
-def test_all_hold_the_newest_version_and_no_message_was_needed() -> None:
+def test_all_workers_load_the_newest_version_without_messages() -> None:
     with opened(3) as pool:
         for value in range(1, 8):
             version = pool.publish(weighing(value))
@@ -79,7 +80,7 @@ def test_all_hold_the_newest_version_and_no_message_was_needed() -> None:
             assert held(pool) == {value}
 
 
-def test_settings_go_by_message() -> None:
+def test_settings_are_sent_by_message() -> None:
     with opened(2) as pool:
         pool.publish(weighing(1.0), pace=3)
         before = pool.statistics().messages
@@ -91,7 +92,7 @@ def test_settings_go_by_message() -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("end", ["killed", "hangs"])
-def test_whoever_takes_the_place_of_one_that_was_asked_loads_it_too(end: str) -> None:
+def test_a_worker_that_replaces_one_with_a_pending_request_loads_the_version(end: str) -> None:
     with opened(2, step_timeout_s=AT_MOST_S if end == "killed" else 1.0) as pool:
         pool.publish(weighing(1.0))
         loading, stopped = pool._session._arena.synchronization, pid_of(pool, 0)
@@ -112,7 +113,7 @@ def test_whoever_takes_the_place_of_one_that_was_asked_loads_it_too(end: str) ->
         assert held(pool) == {2.0}
 
 
-def test_it_goes_on_by_messages_once_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synchronize_works_after_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -132,7 +133,7 @@ def test_it_goes_on_by_messages_once_it_was_interrupted(monkeypatch: pytest.Monk
 
 @pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_thousands_of_times_between_rollouts(mode: Any) -> None:
+def test_synchronize_works_thousands_of_times_between_rollouts(mode: Any) -> None:
     factories = [lambda env_id=env_id: Scale(env_id) for env_id in range(3)]
     policy = weighing(0.0)
     with AsyncWorkerPool(factories, policy, num_workers=3, mode=mode, rollout_length=2) as pool:
@@ -144,7 +145,7 @@ def test_thousands_of_times_between_rollouts(mode: Any) -> None:
             assert pool.synchronize() == value
             if value % 7 == 0:
                 next(stream)
-        # In async, rollouts that were asked for by older versions may still be to come.
+        # In async mode, rollouts that were requested with older versions may still arrive.
         ahead = {0, 1, 2} if mode == "async" else set()
         while ahead:
             rollout = next(stream)
@@ -155,7 +156,7 @@ def test_thousands_of_times_between_rollouts(mode: Any) -> None:
         assert held(pool) == {1999.0}
 
 
-def test_of_those_that_answer_at_once_one_is_told_that_all_have() -> None:
+def test_only_the_last_answer_reports_that_all_workers_have_answered() -> None:
     memory = np.zeros(4096, np.uint8)
     requests = LoadRequests(memory, 3)
     assert requests.all_have()
@@ -166,7 +167,7 @@ def test_of_those_that_answer_at_once_one_is_told_that_all_have() -> None:
     assert requests.asked(1) is None
 
 
-def test_nobody_loads_what_was_withdrawn() -> None:
+def test_a_withdrawn_request_is_not_loaded() -> None:
     memory, loaded = np.zeros(4096, np.uint8), []
     loads = Loads(memory, 1, 0, lambda version, place, pickled: loaded.append((version, place, pickled)))
     requests = LoadRequests(memory, 1)
@@ -180,7 +181,7 @@ def test_nobody_loads_what_was_withdrawn() -> None:
 
 
 class CannotBeLoaded:
-    """Is pickled, and raises when a worker unpickles it."""
+    """Object that can be pickled, but raises an exception when a worker unpickles it."""
 
     def __reduce__(self) -> Any:
         return _raise, ()
@@ -191,7 +192,7 @@ def _raise() -> None:
 
 
 class Reporting(Policy):
-    """Reports the weight by which it acts."""
+    """Policy that returns its weight with each action."""
 
     takes_tensors = True
 
@@ -212,7 +213,7 @@ def of(policy: Any, named: bool) -> Any:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_rollouts_after_a_failed_load_are_labelled_with_the_version_that_acted(named: bool) -> None:
+def test_rollouts_after_a_failed_load_have_the_version_that_acted(named: bool) -> None:
     policy, options = of(Reporting(0.0), named), {"mode": "async", "rollout_length": 4, "prefetch": 1}
     with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, **options) as pool:
         stream = pool.rollouts()
@@ -220,7 +221,7 @@ def test_rollouts_after_a_failed_load_are_labelled_with_the_version_that_acted(n
         pool.publish(of(Reporting(5.0), named), flag=CannotBeLoaded())
         with pytest.raises(RuntimeError, match="cannot be unpickled here"):
             pool.synchronize()
-        rollout = next(stream)  # It was asked for by version 0 before the publish.
+        rollout = next(stream)  # This rollout was requested with version 0, before the publish.
         assert rollout.policy_version == 0
         assert (rollout["all"] if named else rollout).extras["weight"].tolist() == [[0.0]] * 4
         with pytest.raises(RuntimeError, match="cannot be unpickled here"):
@@ -228,7 +229,7 @@ def test_rollouts_after_a_failed_load_are_labelled_with_the_version_that_acted(n
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_no_rollout_is_labelled_with_a_version_that_could_not_be_loaded(named: bool) -> None:
+def test_no_rollout_has_a_version_that_could_not_be_loaded(named: bool) -> None:
     with AsyncWorkerPool("CartPole-v1", of(lean, named), num_workers=0, mode="sync", rollout_length=4) as pool:
         next(pool.rollouts())
         pool.publish(of(partial(lean, CannotBeLoaded()), named))

@@ -1,4 +1,4 @@
-"""Metrics in the stores of real loggers, without a network. Each test is skipped if its library is not installed."""
+"""Check that loggers store all metrics, without a network. Skipped for a logger that is not installed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ print("same")
 
 
 @pytest.mark.parametrize("library", LOGGERS)
-def test_a_logger_keeps_all_metrics(library: str, tmp_path: Path) -> None:
+def test_a_logger_stores_all_metrics(library: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     assert printed_by(COLLECT + LOGGERS[library] + COMPARE, str(tmp_path)).splitlines()[-1] == "same"

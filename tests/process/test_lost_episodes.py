@@ -1,4 +1,4 @@
-"""Episodes that their environments did not end are listed as far as they were delivered, and left out of means."""
+"""Check that lost episodes are listed with their delivered part and the reason, and left out of means."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 class Tally:
-    """Adds up what is delivered of each sub-environment, and checks the episodes that rollouts list."""
+    """Sums of the delivered rewards of each sub-environment, which the listed episodes of rollouts must match."""
 
     def __init__(self) -> None:
         self._open: defaultdict[int, list[float]] = defaultdict(list)
@@ -60,7 +60,7 @@ class Tally:
 
 
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.more)])
-def test_figures_of_lost_episodes_are_those_that_were_delivered_across_kills(mode: Any) -> None:
+def test_lost_episodes_are_listed_as_delivered_if_workers_are_killed(mode: Any) -> None:
     tally, chance = Tally(), random.Random(3)
     options = WorkerOptions(restart=SOON)
     with AsyncWorkerPool(ledgers(5), zeros, num_workers=3, mode=mode, rollout_length=4, workers=options) as pool:
@@ -79,7 +79,7 @@ def test_figures_of_lost_episodes_are_those_that_were_delivered_across_kills(mod
 
 @pytest.mark.more
 def test_an_episode_that_was_lost_before_a_dropped_rollout_is_listed_once() -> None:
-    """A rollout that is too old is dropped, and its flags with it."""
+    # A rollout that is too old is dropped together with its ``restarted`` flags.
     listed, chance = Counter[str](), random.Random(3)
     with AsyncWorkerPool(
         ledgers(4, max_length=40), zeros, num_workers=2, rollout_length=4, max_policy_lag=1, on_stale="drop",
@@ -100,6 +100,8 @@ def test_an_episode_that_was_lost_before_a_dropped_rollout_is_listed_once() -> N
 
 
 def stuck_once(flag: Path) -> Any:
+    """Return a function for :class:`Acting` that hangs once."""
+
     def act(env: Any) -> None:
         if env.episode == 2 and env.steps == 1 and once(flag):
             sleep_long()
@@ -108,6 +110,8 @@ def stuck_once(flag: Path) -> Any:
 
 
 def fails_once(flag: Path) -> Any:
+    """Return a function for :class:`Acting` that raises an exception once."""
+
     def act(env: Any) -> None:
         if env.episode == 2 and env.steps == 1 and once(flag):
             raise RuntimeError("the motor is hot")
@@ -116,7 +120,7 @@ def fails_once(flag: Path) -> Any:
 
 
 def collected(options: WorkerOptions, act: Any, wanted: str, **how: Any) -> tuple[Any, Any]:
-    """Collect until there is an episode that was lost for this reason; return it and the statistics."""
+    """Collect until an episode is lost for the wanted reason. Return the lost episodes and the statistics."""
     tally, makers = Tally(), [functools.partial(Acting, 0, act), *ledgers(3)[1:]]
     with AsyncWorkerPool(
         makers, zeros, **{"num_workers": 3, "mode": "sync"} | how, rollout_length=3, workers=options
@@ -130,7 +134,7 @@ def collected(options: WorkerOptions, act: Any, wanted: str, **how: Any) -> tupl
     raise AssertionError(f"no episode was lost, but {tally.ended_by}")
 
 
-def test_a_step_that_takes_too_long_is_named_with_its_stack(tmp_path: Path) -> None:
+def test_a_step_that_takes_too_long_is_reported_with_its_stack(tmp_path: Path) -> None:
     options = WorkerOptions(restart=SOON, step_timeout_s=0.5)
     lost, statistics = collected(options, stuck_once(tmp_path / "once"), "step_timeout")
     assert (lost.env_ids.tolist(), lost.ended_by.tolist()) == ([0], ["step_timeout"])
@@ -144,7 +148,7 @@ def test_a_step_that_takes_too_long_is_named_with_its_stack(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 0}, {"num_workers": 1, "mode": "async"}], ids=str)
 @pytest.mark.parametrize("on_env_error", ["restart_env", "restart_worker"])
-def test_an_exception_is_named_with_its_traceback(on_env_error: Any, how: Any, tmp_path: Path) -> None:
+def test_an_exception_is_reported_with_its_traceback(on_env_error: Any, how: Any, tmp_path: Path) -> None:
     if on_env_error == "restart_worker" and how == {"num_workers": 0}:
         pytest.skip("there is no worker to restart")
     options = WorkerOptions(restart=SOON, on_env_error=on_env_error)
@@ -159,7 +163,7 @@ def test_an_exception_is_named_with_its_traceback(on_env_error: Any, how: Any, t
     assert "failures: 1 of env_id 0" in str(statistics)
 
 
-def test_a_worker_that_died_is_named_with_what_it_did(tmp_path: Path) -> None:
+def test_the_death_of_a_worker_is_reported_with_its_operation(tmp_path: Path) -> None:
     def act(env: Any) -> None:
         if env.episode == 2 and env.steps == 1 and once(tmp_path / "once"):
             kill_oneself()
@@ -170,7 +174,7 @@ def test_a_worker_that_died_is_named_with_what_it_did(tmp_path: Path) -> None:
     assert "was killed by SIGKILL during env.step()" in failing.error
 
 
-def test_step_workers_name_the_reason_too(tmp_path: Path) -> None:
+def test_step_workers_report_the_reason(tmp_path: Path) -> None:
     def act(env: Any) -> None:
         if env.episode == 2 and env.steps == 1 and once(tmp_path / "once"):
             kill_oneself()
@@ -188,7 +192,9 @@ def test_step_workers_name_the_reason_too(tmp_path: Path) -> None:
     assert (0, "worker_died", 1) in lost
 
 
-def test_a_report_lists_who_failed_how_often_doing_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_lists_failures_with_their_counts_and_operations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def die(env: Any) -> None:
         if env.episode == 2 and env.steps == 1 and once(tmp_path / "once"):
             kill_oneself()
@@ -220,7 +226,7 @@ def test_a_report_lists_who_failed_how_often_doing_what(tmp_path: Path, capsys: 
     assert not list((tmp_path / "run").glob("*.html"))
 
 
-def test_episodes_that_an_evaluation_in_place_cuts_were_restarted() -> None:
+def test_episodes_that_an_evaluation_in_place_cuts_are_listed_as_restarted() -> None:
     with AsyncWorkerPool(ledgers(2, max_length=30), zeros, num_workers=1, mode="sync", rollout_length=4) as pool:
         before = next(pool.rollouts())
         cut = set(np.flatnonzero(~(before.terminated[-1] | before.truncated[-1])).tolist())
@@ -230,7 +236,7 @@ def test_episodes_that_an_evaluation_in_place_cuts_were_restarted() -> None:
     assert set(lost.ended_by.tolist()) == {"restarted"}
 
 
-def test_a_pool_that_goes_on_from_a_state_knows_what_was_delivered_before() -> None:
+def test_after_load_state_dict_the_episodes_in_progress_are_listed_as_restarted() -> None:
     options: dict[str, Any] = {"num_workers": 1, "mode": "sync", "rollout_length": 4, "seed": 1}
     with AsyncWorkerPool(ledgers(2, max_length=30), zeros, **options) as pool:
         rollout = next(pool.rollouts())
@@ -259,7 +265,7 @@ def test_means_and_criteria_leave_lost_episodes_out() -> None:
     assert EpisodeStatistics.joined([episodes, again]).ended_by.tolist() == ended_by * 2
 
 
-def test_a_stream_counts_episodes_that_environments_ended(tmp_path: Path) -> None:
+def test_a_stop_counts_only_episodes_that_environments_ended(tmp_path: Path) -> None:
     def act(env: Any) -> None:
         if env.steps == 1 and env.episode < 20:
             raise RuntimeError("the motor is hot")
@@ -278,10 +284,10 @@ def test_a_stream_counts_episodes_that_environments_ended(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("caller_steps", [False, pytest.param(True, marks=pytest.mark.more)])
-def test_a_vector_env_names_the_reason_and_counts(caller_steps: bool, tmp_path: Path) -> None:
+def test_a_vector_env_reports_and_counts_lost_episodes_with_their_reason(caller_steps: bool, tmp_path: Path) -> None:
     how: dict[str, Any] = {"num_workers": 1 if caller_steps else 2, "caller_steps": caller_steps}
     here, get_stuck = os.getpid(), stuck_once(tmp_path / "once")
-    # The main process steps the first one too, to measure it, and with caller_steps some of the last ones.
+    # The main process steps the first environment to measure it, and with caller_steps some of the last ones.
     act = lambda env: get_stuck(env) if os.getpid() != here else None  # noqa: E731
     makers = [functools.partial(Acting, 0, act), *ledgers(4)[1:]]
     with ParallelVectorEnv(

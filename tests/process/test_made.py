@@ -1,4 +1,4 @@
-"""What a factory makes that it should not: one environment for several, or none of Gymnasium's."""
+"""Check that factories are refused that return one environment twice or other objects than environments."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv
 
 
 def sharing(wrapped: bool = False) -> Any:
+    """Return a factory that returns the same environment in each call, optionally in a new wrapper."""
     env = gym.make("CartPole-v1")
     return (lambda: TimeLimit(env, 9)) if wrapped else lambda: env
 
@@ -36,14 +37,14 @@ def test_one_environment_for_several_env_ids_is_refused(kind: str, num_workers: 
         start(kind, sharing(wrapped), 4, num_workers)
 
 
-def test_an_evaluation_does_not_play_on_in_the_environment_of_the_training() -> None:
+def test_an_evaluation_in_the_environment_of_the_training_is_refused() -> None:
     with AsyncWorkerPool(sharing(), zeros, num_envs=1, num_workers=0) as pool:
         next(pool.rollouts())
         with pytest.raises(ConfigurationError, match="returned the environment of env_id 0 for env_id 0 too"):
             pool.evaluate(1)
 
 
-def test_so_is_one_vector_env() -> None:
+def test_an_evaluation_in_the_vector_env_of_the_training_is_refused() -> None:
     vector_env = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     with AsyncWorkerPool(lambda: vector_env, zeros, num_workers=0) as pool:
         next(pool.rollouts())
@@ -51,8 +52,8 @@ def test_so_is_one_vector_env() -> None:
             pool.evaluate(1)
 
 
-class Together:
-    """Shaped like PettingZoo's ParallelEnv."""
+class ParallelAgents:
+    """Class with the interface of PettingZoo's ParallelEnv."""
 
     metadata = {"name": "tag_v3"}  # noqa: RUF012
     possible_agents = ("a", "b")
@@ -63,8 +64,8 @@ class Together:
     action_space = observation_space
 
 
-class InTurns(Together):
-    """Shaped like PettingZoo's AECEnv."""
+class AecAgents(ParallelAgents):
+    """Class with the interface of PettingZoo's AECEnv."""
 
     metadata = {"name": "chess_v6"}  # noqa: RUF012
 
@@ -73,11 +74,11 @@ class InTurns(Together):
 
 
 class Else:
-    """Nothing of the kind."""
+    """Class that is not an environment."""
 
 
 class Vectors(Else):
-    """As vector envs of other libraries are."""
+    """Class like vector envs of other libraries."""
 
     num_envs = 4
 
@@ -88,11 +89,11 @@ class Vectors(Else):
     ("made", "message"),
     [
         (
-            Together,
+            ParallelAgents,
             r"got for env_id 0 tag_v3, a ParallelEnv of PettingZoo. Multi-agent .* AsyncWorkerPool",
         ),
         (
-            InTurns,
+            AecAgents,
             r"chess_v6, an AECEnv of PettingZoo. Multi-agent .* AsyncWorkerPool",
         ),
         (Else, r"got for env_id 0 a .*Else, whose observation_space and action_space are not"),
@@ -104,6 +105,6 @@ class Vectors(Else):
     ],
     ids=["parallel", "turns", "else", "vectors", "none"],
 )
-def test_what_is_no_environment_of_gymnasium_is_named(made: Any, message: str, kind: str) -> None:
+def test_objects_that_are_not_environments_of_gymnasium_are_refused(made: Any, message: str, kind: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         start(kind, made, 1, 1)

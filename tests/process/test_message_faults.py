@@ -1,4 +1,4 @@
-"""A message that is lost, repeated, delayed or overtaken: nothing hangs, nothing comes twice, nothing is torn."""
+"""Check that a lost, repeated, delayed or overtaken message causes no hang and no duplicate or broken rollout."""
 
 from __future__ import annotations
 
@@ -38,48 +38,48 @@ DELAY_S = 0.15
 STEP_TIMEOUT_S = 2.0
 KINDS = (Ready, Layout, Credit, Commit, Call, Reply, Failure, Close)
 FAULTS = ("lose", "repeat", "delay", "overtake")
-NEED_A_CUT = ("lose", "overtake")
-GOES_ON = "the pool goes on as if nothing had been"
+NEED_A_TIMEOUT = ("lose", "overtake")
+CONTINUES = "the pool continues normally"
 REPLACED = "the worker is replaced"
 CALL_FAILS = "the call is an error and the worker replaced"
 NO_START = "the pool does not start"
 
-# Where a message may or may not be overtaken by another one, two things may come of it.
+# There are two possible outcomes if the order of messages depends on timing.
 OUTCOMES: dict[tuple[type[Message], str], dict[str, set[str]]] = {
     (Ready, "lose"): {"both": {NO_START}},
     (Ready, "repeat"): {"both": {NO_START}},
-    (Ready, "delay"): {"both": {GOES_ON}},
+    (Ready, "delay"): {"both": {CONTINUES}},
     (Ready, "overtake"): {"both": {NO_START}},
     (Layout, "lose"): {"both": {REPLACED}},
     (Layout, "repeat"): {"both": {REPLACED}},
-    (Layout, "delay"): {"both": {GOES_ON, REPLACED}},
+    (Layout, "delay"): {"both": {CONTINUES, REPLACED}},
     (Layout, "overtake"): {"both": {REPLACED}},
     (Credit, "lose"): {"both": {REPLACED}},
-    (Credit, "repeat"): {"both": {GOES_ON}},
-    (Credit, "delay"): {"sync": {GOES_ON}, "async": {GOES_ON, REPLACED}},
-    (Credit, "overtake"): {"sync": {REPLACED}, "async": {GOES_ON, REPLACED}},
+    (Credit, "repeat"): {"both": {CONTINUES}},
+    (Credit, "delay"): {"sync": {CONTINUES}, "async": {CONTINUES, REPLACED}},
+    (Credit, "overtake"): {"sync": {REPLACED}, "async": {CONTINUES, REPLACED}},
     (Commit, "lose"): {"both": {REPLACED}},
-    (Commit, "repeat"): {"both": {GOES_ON}},
-    (Commit, "delay"): {"sync": {GOES_ON}, "async": {GOES_ON, REPLACED}},
-    (Commit, "overtake"): {"sync": {REPLACED}, "async": {GOES_ON, REPLACED}},
+    (Commit, "repeat"): {"both": {CONTINUES}},
+    (Commit, "delay"): {"sync": {CONTINUES}, "async": {CONTINUES, REPLACED}},
+    (Commit, "overtake"): {"sync": {REPLACED}, "async": {CONTINUES, REPLACED}},
     (Call, "lose"): {"both": {CALL_FAILS}},
-    (Call, "repeat"): {"both": {GOES_ON}},
-    (Call, "delay"): {"both": {GOES_ON}},
+    (Call, "repeat"): {"both": {CONTINUES}},
+    (Call, "delay"): {"both": {CONTINUES}},
     (Call, "overtake"): {"both": {CALL_FAILS}},
     (Reply, "lose"): {"both": {CALL_FAILS}},
-    (Reply, "repeat"): {"both": {GOES_ON}},
-    (Reply, "delay"): {"both": {GOES_ON}},
-    (Reply, "overtake"): {"sync": {CALL_FAILS}, "async": {GOES_ON, CALL_FAILS}},
+    (Reply, "repeat"): {"both": {CONTINUES}},
+    (Reply, "delay"): {"both": {CONTINUES}},
+    (Reply, "overtake"): {"sync": {CALL_FAILS}, "async": {CONTINUES, CALL_FAILS}},
     (Failure, "lose"): {"both": {CALL_FAILS}},
-    (Failure, "repeat"): {"both": {GOES_ON}},
-    (Failure, "delay"): {"both": {GOES_ON}},
-    (Failure, "overtake"): {"sync": {CALL_FAILS}, "async": {GOES_ON, CALL_FAILS}},
-    **{(Close, fault): {"both": {GOES_ON}} for fault in FAULTS},
+    (Failure, "repeat"): {"both": {CONTINUES}},
+    (Failure, "delay"): {"both": {CONTINUES}},
+    (Failure, "overtake"): {"sync": {CALL_FAILS}, "async": {CONTINUES, CALL_FAILS}},
+    **{(Close, fault): {"both": {CONTINUES}} for fault in FAULTS},
 }
 
 
 class Later(NamedTuple):
-    """A message on its way: when it is due, and to which worker it goes, or ``None`` if it is from one."""
+    """Delayed message, with the time at which it is due and the receiving worker (``None``: sent by a worker)."""
 
     due_s: float
     to: tuple[int, int] | None
@@ -87,14 +87,14 @@ class Later(NamedTuple):
 
 
 class FaultyLine:
-    """Does something to one message of a kind, at the driver's end of the wire; all others pass.
+    """Fault of one message of a kind, which is injected in the sockets of the main process. All other messages pass.
 
     Args:
-        kind: of which messages.
-        fault: ``"lose"`` it, ``"repeat"`` it, ``"delay"`` it by :data:`DELAY_S`, or let the next message of the same
-            worker in the same direction ``"overtake"`` it.
-        spared: how many messages of that kind pass before.
-        worker: whose messages; ``None``: everybody's.
+        kind: Kind of the message.
+        fault: ``"lose"``, ``"repeat"``, ``"delay"`` (by :data:`DELAY_S`) or ``"overtake"`` (by the next message of the
+            same worker in the same direction).
+        spared: Number of messages of this kind that pass before the fault.
+        worker: Worker whose message is chosen (default: any).
     """
 
     def __init__(self, kind: type[Message], fault: str, spared: int, worker: int | None = None) -> None:
@@ -105,7 +105,7 @@ class FaultyLine:
         self.has_happened = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Every socket of a driver is faulty from now on."""
+        """Replace the methods of all sockets of main processes by faulty ones."""
         send, receive, wait = DriverSocket.send, DriverSocket.receive, LocalPlacement.wait
 
         def faulty_send(socket: DriverSocket, worker: int, generation: int, frames: Frames) -> None:
@@ -131,7 +131,7 @@ class FaultyLine:
         monkeypatch.setattr(LocalPlacement, "wait", faulty_wait)
 
     def _pass(self, to: tuple[int, int] | None, frames: Frames) -> list[Frames]:
-        """What comes through of a message, now."""
+        """Return the messages to pass on when a message is sent or received."""
         sender, message = from_frames(frames)
         channel = (to is None, sender)
         if self._overtaken is not None and self._overtaken[0] == channel:
@@ -158,11 +158,12 @@ class FaultyLine:
         return due
 
 
-def clerks(count: int) -> list[Any]:
+def makers(count: int) -> list[Any]:
     return [functools.partial(Acting, env_id) for env_id in range(count)]
 
 
 def fail(env: Any) -> None:
+    """Raise the exception that a call must raise."""
     raise LookupError("as asked")
 
 
@@ -171,16 +172,16 @@ def options(**more: Any) -> WorkerOptions:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _helper_has_started() -> None:
-    """So that what tests limit is the start of workers, not of the process they are forked from."""
-    AsyncWorkerPool(clerks(1), zeros, num_workers=1, workers=options()).close()
+def _fork_server_has_started() -> None:
+    """Start the fork server, so that the time limits of tests apply only to the start of workers."""
+    AsyncWorkerPool(makers(1), zeros, num_workers=1, workers=options()).close()
 
 
 def use(pool: AsyncWorkerPool, line: FaultyLine) -> list[Exception]:
-    """Take rollouts, audit them and ask questions, until every worker has given some that it began after the fault.
+    """Check rollouts and call methods until every worker has delivered rollouts that it began after the fault.
 
     Returns:
-        What the questions raised instead of what they should.
+        Errors that calls raised because of the fault.
     """
     expected: dict[int, tuple[int, int]] = {}
     errors: list[Exception] = []
@@ -205,11 +206,11 @@ def use(pool: AsyncWorkerPool, line: FaultyLine) -> list[Exception]:
 
 
 def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) -> str:
-    """Run a pool over a faulty line; which of the outcomes came of it."""
+    """Run a pool with a fault, and return the outcome."""
     pool = None
     try:
         with AsyncWorkerPool(
-            clerks(4), zeros, num_workers=2, mode=mode, rollout_length=4, prefetch=prefetch, workers=workers
+            makers(4), zeros, num_workers=2, mode=mode, rollout_length=4, prefetch=prefetch, workers=workers
         ) as pool:
             errors = use(pool, line)
             deaths = [*deaths_of(pool, 0), *deaths_of(pool, 1)]
@@ -218,48 +219,50 @@ def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) 
         assert pool is None
         return NO_START
     assert pool.closed
-    # On a busy machine a worker may be cut by a limit as short as this without a fault.
+    # On a busy machine, a worker without a fault may exceed such a short time limit too.
     assert sum(not isinstance(death, WorkerTimeoutError) for death in deaths) <= 1, deaths
     assert all(isinstance(death, WorkerTimeoutError | WorkerDiedError | ProtocolError) for death in deaths), deaths
-    # A question may meet a worker that is being replaced for something else.
+    # A call may fail because its worker is being replaced for another reason.
     assert len(errors) <= len(deaths), errors
     if not restarts:
-        return GOES_ON
+        return CONTINUES
     return CALL_FAILS if line.kind in (Call, Reply, Failure) and errors else REPLACED
 
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize(("kind", "fault", "mode"), one_in(3, KINDS, FAULTS, ["sync", "async"]))
-def test_no_fault_of_a_message_hangs_a_pool_or_has_it_deliver_wrongly(
+def test_no_fault_of_a_message_causes_a_hang_or_a_wrong_rollout(
     kind: type[Message], fault: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_mode = OUTCOMES[kind, fault]
     wanted = by_mode.get("both") or by_mode[mode]
-    limit_s = STEP_TIMEOUT_S if fault in NEED_A_CUT and wanted != {GOES_ON} else 100.0
+    limit_s = STEP_TIMEOUT_S if fault in NEED_A_TIMEOUT and wanted != {CONTINUES} else 100.0
     start_limit_s = 3.0 if wanted == {NO_START} else 100.0
     if wanted == {NO_START}:
-        # So that the limit is for workers alone, and not for what they are forked from.
-        with AsyncWorkerPool(clerks(4), zeros, num_workers=2, workers=options()):
+        # Start the fork server first, so that the time limit applies only to the start of workers.
+        with AsyncWorkerPool(makers(4), zeros, num_workers=2, workers=options()):
             pass
     line = FaultyLine(kind, fault, spared=0)
     line.install(monkeypatch)
-    came = outcome(mode, 1, line, options(step_timeout_s=limit_s, start_timeout_s=start_limit_s))
+    found = outcome(mode, 1, line, options(step_timeout_s=limit_s, start_timeout_s=start_limit_s))
     assert line.has_happened
-    assert came in wanted
+    assert found in wanted
 
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("fault", ["lose", "delay", "overtake"])
 @pytest.mark.parametrize("kind", [Credit, Commit])
-def test_nor_does_one_in_the_middle_of_a_stream(
+def test_no_fault_in_the_middle_of_a_stream_causes_a_hang_or_a_wrong_rollout(
     kind: type[Message], fault: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = FaultyLine(kind, fault, spared=7)
     line.install(monkeypatch)
-    came = outcome("async", prefetch, line, options(step_timeout_s=STEP_TIMEOUT_S if fault in NEED_A_CUT else 100.0))
+    found = outcome(
+        "async", prefetch, line, options(step_timeout_s=STEP_TIMEOUT_S if fault in NEED_A_TIMEOUT else 100.0)
+    )
     assert line.has_happened
-    assert came in (GOES_ON, REPLACED)
+    assert found in (CONTINUES, REPLACED)
 
 
 @pytest.mark.one_in(6)
@@ -267,7 +270,7 @@ def test_nor_does_one_in_the_middle_of_a_stream(
     ("fault", "reason"),
     [("lose", WorkerTimeoutError), ("repeat", LookupError), ("delay", LookupError), ("overtake", WorkerTimeoutError)],
 )
-def test_a_worker_that_failed_is_replaced_once_and_the_first_that_was_heard_of_it_is_the_reason(
+def test_a_failed_worker_is_replaced_once_for_the_first_reported_reason(
     fault: str, reason: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raise_once(env: Any) -> None:
@@ -295,7 +298,7 @@ def test_a_worker_that_failed_is_replaced_once_and_the_first_that_was_heard_of_i
 
 @pytest.mark.more
 @pytest.mark.parametrize("kind", [Commit, Reply])
-def test_a_worker_that_hangs_after_it_was_heard_twice_is_still_cut_and_one_that_waits_is_not(
+def test_after_a_repeated_message_a_waiting_worker_is_kept_and_a_hung_one_is_replaced(
     kind: type[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = FaultyLine(kind, "repeat", spared=0, worker=0)

@@ -1,4 +1,4 @@
-"""Publishing only where the policy has moved."""
+"""Check ``publish(min_kl=...)``, which publishes a policy only if it has changed enough."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parenv.policy.policy import Action
 
 
 class Coin(torch.nn.Module):
-    """Its first action has a probability that is a parameter, whatever it sees."""
+    """Module with two actions, whose probabilities depend on a parameter and not on the observations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,17 +33,18 @@ class Coin(torch.nn.Module):
 
 
 def make_pool(policy: Any, **more: Any) -> AsyncWorkerPool:
+    """Return a sync pool of CartPoles with a seed."""
     arguments = {"num_envs": 8, "num_workers": 2, "rollout_length": 256, "mode": "sync", "seed": 1, **more}
     return AsyncWorkerPool("CartPole-v1", policy, **arguments)
 
 
 def divergence(before: float, now: float) -> float:
-    """KL of the coin as it was from what it is now."""
+    """Return the KL divergence from the coin with the logit ``before`` to the coin with the logit ``now``."""
     p, q = (1 / (1 + math.exp(-2 * logit)) for logit in (before, now))
     return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
 
 
-def test_a_policy_is_published_once_it_has_moved_that_far_and_what_is_not_is_counted() -> None:
+def test_only_a_policy_that_has_changed_enough_is_published_and_skips_are_counted() -> None:
     agent = Coin()
     with make_pool(TorchPolicy(agent)) as pool:
         stream = pool.rollouts()
@@ -56,7 +57,7 @@ def test_a_policy_is_published_once_it_has_moved_that_far_and_what_is_not_is_cou
         agent.set(0.2)
         assert divergence(0, 0.2) > 0.015
         assert pool.publish(agent, min_kl=0.01, on=rollout) == 1
-        # What acted counts, and not what was published last.
+        # The divergence is measured from the version that acted, and not from the newest one.
         assert pool.publish(TorchPolicy(agent), min_kl=0.01, on=rollout) == 2
         rollout = next(stream)
         assert rollout.policy_version == 2
@@ -68,7 +69,7 @@ def test_a_policy_is_published_once_it_has_moved_that_far_and_what_is_not_is_cou
 
 
 @pytest.mark.more
-def test_the_estimate_is_that_of_the_divergence() -> None:
+def test_the_estimate_approximates_the_divergence() -> None:
     from parenv.pool.divergence import kl_from
 
     agent = Coin()
@@ -81,7 +82,7 @@ def test_the_estimate_is_that_of_the_divergence() -> None:
     assert kl_from(rollout, agent, TorchPolicy(agent)) > 100
 
 
-def test_of_policies_by_name_those_are_published_that_have_moved() -> None:
+def test_only_named_policies_that_have_changed_enough_are_published() -> None:
     one, other = Coin(), Coin()
     policies = {"one": TorchPolicy(one), "other": TorchPolicy(other)}
     with make_pool(policies, policy_of=lambda _, episode: ("one", "other")[episode.env_id % 2]) as pool:
@@ -100,7 +101,7 @@ def test_of_policies_by_name_those_are_published_that_have_moved() -> None:
             pool.publish({"third": one}, min_kl=0.01, on=rollout)
 
 
-def test_what_acts_where_nobody_is_counts_for_nothing() -> None:
+def test_rows_that_are_not_alive_do_not_count() -> None:
     from parenv.pool.divergence import kl_from
 
     agent = Coin()
@@ -113,7 +114,7 @@ def test_what_acts_where_nobody_is_counts_for_nothing() -> None:
     assert 0 < kl_from(replace(rows, alive=alive, extras=extras), agent, TorchPolicy(agent)) < 0.5
 
 
-def test_what_is_not_a_number_is_published() -> None:
+def test_a_policy_whose_divergence_is_nan_is_published() -> None:
     agent = Coin()
     with make_pool(TorchPolicy(agent)) as pool:
         rollout = next(pool.rollouts())
@@ -122,6 +123,8 @@ def test_what_is_not_a_number_is_published() -> None:
 
 
 class Own(Policy):
+    """Policy that implements ``log_prob``."""
+
     takes_tensors = True
 
     def __init__(self) -> None:
@@ -135,7 +138,7 @@ class Own(Policy):
         return self.module.get_action_and_value(observations, actions)[1]
 
 
-def test_a_policy_of_ones_own_says_how_likely_actions_are() -> None:
+def test_a_custom_policy_may_implement_log_prob() -> None:
     policy = Own()
     with make_pool(policy) as pool:
         rollout = next(pool.rollouts())
@@ -145,6 +148,8 @@ def test_a_policy_of_ones_own_says_how_likely_actions_are() -> None:
 
 
 class Mute(Coin):
+    """Module whose method ``act`` takes no actions and so cannot compute their log-probability."""
+
     def act(self, observations: Any) -> tuple[Any, ...]:
         return self.get_action_and_value(observations)
 
@@ -165,7 +170,7 @@ class Mute(Coin):
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused(policy: Any, given: Any, arguments: Any, message: str) -> None:
+def test_policies_that_cannot_be_compared_are_refused(policy: Any, given: Any, arguments: Any, message: str) -> None:
     with make_pool(policy, num_workers=0, num_envs=1, rollout_length=4) as pool:
         rollout = next(pool.rollouts())
         on = {} if message.startswith("min_kl needs on") else {"on": rollout}
