@@ -153,6 +153,8 @@ def test_evaluation_acts_deterministically_with_the_newest_version() -> None:
 
 
 class Sampling(torch.nn.Module):
+    """Module whose method ``act`` draws random actions, and whose method ``best`` does not."""
+
     def act(self, observations: Any) -> Any:
         return torch.randint(2, (len(observations),))
 

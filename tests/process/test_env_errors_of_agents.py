@@ -63,11 +63,11 @@ class Breaks:
 
 
 class Breaking(Breaks, Scripted):
-    pass
+    """Environment with agents that act in parallel, which raises an exception."""
 
 
 class BreakingTurns(Breaks, ScriptedTurns):
-    pass
+    """Environment with agents that act in turn, which raises an exception."""
 
 
 def breaking(kind: Any) -> list[Any]:

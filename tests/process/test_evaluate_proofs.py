@@ -63,6 +63,7 @@ def make_short(name: str, steps: int) -> Any:
 
 
 def make_grid(name: str) -> Any:
+    """Make an environment of MiniGrid with flat images as observations."""
     import minigrid  # noqa: F401  registers the environments
 
     env = gym.make(name, max_steps=40)

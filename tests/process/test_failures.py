@@ -45,6 +45,8 @@ SLEEP_S = 120.0
 
 
 class SimulatorError(RuntimeError):
+    """Exception whose constructor takes more arguments than its ``args`` contain."""
+
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code

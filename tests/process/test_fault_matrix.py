@@ -57,6 +57,7 @@ pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 def makers(way: Way, fault: Fault) -> Any:
+    """Return factories of environments with a fault for a way of stepping."""
     if way == "native batch":
         return functools.partial(faulty_batch, fault)
     kind = {"parallel agents": FaultyAgents, "AEC agents": FaultyTurns}.get(way, FaultyEnv)

@@ -168,6 +168,8 @@ def test_members_of_a_population_learn_on_gpus() -> None:
 
 
 class CartPoleNet(nn.Module):
+    """Module with one layer that acts in CartPole."""
+
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(4, 2)

@@ -91,6 +91,7 @@ def gru(dtype: torch.dtype = torch.float64) -> TorchPolicy:
 
 
 def loss_fn(policy: Any, rollout: Rollout) -> Any:
+    """Return a policy-gradient loss and metrics, for networks with and without a recurrent state."""
     module = policy.module
     if isinstance(module, Recurrent):
         hidden, logits = rollout.initial_carry["hidden"], []
@@ -506,6 +507,8 @@ class Scorer(nn.Module):
 
 
 def loss_of_all(policies: Any, rollout: Any) -> Any:
+    """Return a common loss of the named policies, and the number of their transitions."""
+
     def square(name: str) -> Any:
         rows = rollout[name]
         seen = rows.observations[rows.alive].double() / 100

@@ -69,6 +69,7 @@ def with_gymnasium(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _interpreter(folder: Path, *packages: str) -> str:
+    """Create a venv with packages, and return its interpreter."""
     found = [path for name in ("python3.8", "python3.9", "python3.10") if (path := _runs(name))]
     subprocess.run([*(found or [sys.executable])[:1], "-m", "venv", folder], check=True)
     python = str(folder / "bin" / "python")
