@@ -27,7 +27,7 @@ COLOURS = dict(zip(RUNS, ("tab:gray", "tab:blue", "tab:cyan", "tab:red", "tab:or
 
 
 def draw(curves: dict[str, list[Any]], path: Path) -> None:
-    """Return over env steps for the sync and for the async runs, and how old what arrived was."""
+    """Draw the return over env steps of the sync and of the async runs, and their policy lag."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -37,13 +37,13 @@ def draw(curves: dict[str, list[Any]], path: Path) -> None:
     for name, runs in curves.items():
         axis = sync if name.startswith("A2C") else asynchronous
         steps = np.linspace(0, max(run.points[-1][0] for run in runs), 200)
-        # A run that has reached its goal keeps its last value.
+        # A run that has ended keeps its last value.
         curves_of_seeds = [np.interp(steps, *list(zip(*run.points, strict=True))[::2]) for run in runs]
         axis.fill_between(steps, np.min(curves_of_seeds, 0), np.max(curves_of_seeds, 0), color=COLOURS[name], alpha=0.2)
         axis.plot(steps, np.median(curves_of_seeds, 0), color=COLOURS[name], linewidth=1.5, label=name)
-    for axis, title in ((sync, "sync: equal samples"), (asynchronous, "async")):
+    for axis, title in ((sync, "A2C (sync), equal samples"), (asynchronous, "A3C (async)")):
         axis.axhline(475, color="black", linestyle=":", linewidth=1)
-        axis.set(xlabel="env steps", ylabel="mean return of the last 100 episodes", title=f"CartPole-v1, {title}")
+        axis.set(xlabel="env steps", ylabel="mean return of the last 100 episodes", title=f"{title}: median and range of {len(SEEDS)} seeds")
         axis.xaxis.set_major_formatter(lambda steps, _: f"{steps / 1000:.0f}k")
         axis.legend(loc="lower right", frameon=False)
     for name, offset in (("A3C, gradients", -0.2), ("A3C, experience", 0.2)):
@@ -51,7 +51,7 @@ def draw(curves: dict[str, list[Any]], path: Path) -> None:
         total = sum(counts.values())
         places = [lag + offset for lag in counts]
         lags.bar(places, [n / total for n in counts.values()], 0.4, color=COLOURS[name], label=name)
-    lags.set(xlabel="policy lag, publishes", ylabel="share of arrivals", title="how old what arrives is")
+    lags.set(xlabel="policy lag, versions", ylabel="share of gradients or rollouts", title="Policy lag of A3C")
     lags.legend(frameon=False)
     figure.savefig(path, dpi=110)
 
