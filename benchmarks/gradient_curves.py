@@ -43,7 +43,11 @@ def draw(curves: dict[str, list[Any]], path: Path) -> None:
         axis.plot(steps, np.median(curves_of_seeds, 0), color=COLOURS[name], linewidth=1.5, label=name)
     for axis, title in ((sync, "A2C (sync), equal samples"), (asynchronous, "A3C (async)")):
         axis.axhline(475, color="black", linestyle=":", linewidth=1)
-        axis.set(xlabel="env steps", ylabel="mean return of the last 100 episodes", title=f"{title}: median and range of {len(SEEDS)} seeds")
+        axis.set(
+            xlabel="env steps",
+            ylabel="mean return of the last 100 episodes",
+            title=f"{title}: median and range of {len(SEEDS)} seeds",
+        )
         axis.xaxis.set_major_formatter(lambda steps, _: f"{steps / 1000:.0f}k")
         axis.legend(loc="lower right", frameon=False)
     for name, offset in (("A3C, gradients", -0.2), ("A3C, experience", 0.2)):
