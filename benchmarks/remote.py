@@ -1,7 +1,7 @@
-"""Workers behind TCP and CURVE against workers behind ipc and shared memory, on one machine.
+"""Remote workers behind TCP and CURVE, compared with local workers behind ipc and shared memory, on one machine.
 
-python benchmarks/remote.py            all cases
-python benchmarks/remote.py cartpole   one of: driver, cartpole, pong, vector, sleeping, publish, healing
+python benchmarks/remote.py               all cases
+python benchmarks/remote.py cartpole ...  some cases: driver, cartpole, pong, vector, sleeping, publish, healing
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch
 from lib.common import IdealLoops, ideal_loop, interleaved, keep, rate_alone, summary
 from lib.hosts import hosts, namespaces
 from lib.publishing import publish_s, weighty_policy
-from lib.stepping import halves_rate, sampled_actions, step_rate
+from lib.stepping import sampled_actions, send_recv_rate, step_rate
 from lib.subjects import Agent, Sleeper, make_pong, zeros
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, Stop, TorchPolicy, WorkerOptions
 
 SECONDS, REPEATS = 2.0, 5
-# The module of environments and policies imports torch: once for each host then, and not for each worker.
+# The module of environments and policies imports torch. With preload, each host imports it once, not each worker.
 PRELOADED = WorkerOptions(preload=("lib.subjects",))
 
 
 def bytes_per_step(pool: AsyncWorkerPool) -> Any:
-    """Bytes that cross the network for an env step, in each direction."""
+    """Return the bytes per env step that cross the network in each direction."""
     before, steps = pool.statistics(), 0
     for rollout in pool.rollouts(Stop(env_steps=100_000, seconds=10.0)):
         steps += rollout.num_steps
@@ -41,7 +41,7 @@ def bytes_per_step(pool: AsyncWorkerPool) -> Any:
 
 
 def against_local(make_env: Any, policy: Any, num_envs: int) -> Any:
-    """Two workers here against two workers behind a host."""
+    """Measure pools with two local workers and with two workers on a host in turn, in both modes."""
     found: dict[str, Any] = {}
     for mode in ("async", "sync"):
         settings: Any = {"num_envs": num_envs, "num_workers": 2, "mode": mode}
@@ -60,17 +60,17 @@ def against_local(make_env: Any, policy: Any, num_envs: int) -> Any:
 
 
 def cartpole() -> Any:
-    """64 CartPoles in 2 workers with an MLP."""
+    """Measure 64 CartPoles in 2 workers with an MLP."""
     return against_local(lambda: gym.make("CartPole-v1"), TorchPolicy(Agent()), 64)
 
 
 def pong() -> Any:
-    """8 Pongs from pixels in 2 workers, with no policy to speak of, so that as many pixels cross as can."""
+    """Measure 8 Pongs from pixels in 2 workers. The policy returns zeros, to maximize the traffic."""
     return against_local(make_pong, zeros, 8)
 
 
 def vector() -> Any:
-    """64 CartPoles of a vector env in two workers, here or behind a host: all at once, and one half after the other."""
+    """Measure a vector env of 64 CartPoles in two local or remote workers, with ``step`` and with double buffering."""
     num_envs = 64
     make_env = lambda: gym.make("CartPole-v1")  # noqa: E731
     actions = sampled_actions(make_env, num_envs)
@@ -92,7 +92,7 @@ def vector() -> Any:
             )
             stack.callback(envs.close)
             envs.reset()
-            rate = halves_rate if is_halved else step_rate
+            rate = send_recv_rate if is_halved else step_rate
             measures[name] = lambda envs=envs, rate=rate: rate(envs, actions)
         found = summary(interleaved(measures, REPEATS), "ipc")
     for name, rates in found.items():
@@ -102,11 +102,11 @@ def vector() -> Any:
 
 
 def sleeping() -> Any:
-    """1 to 64 workers, each with an environment that sleeps, over 4 hosts in network namespaces."""
+    """Measure 1 to 64 workers on 4 hosts in network namespaces. Each worker has an environment that sleeps."""
     found: dict[str, Any] = {}
     for workers, mean_ms, T in ((1, 2, 128), (64, 2, 128), (64, 2, 1024), (1, 10, 128), (64, 10, 128)):
         make_env = lambda mean_ms=mean_ms: Sleeper(mean_ms / 1000)  # noqa: E731
-        seconds = max(4.0, 8 * T * mean_ms / 1000)  # A window needs several rollouts.
+        seconds = max(4.0, 8 * T * mean_ms / 1000)  # A measurement needs several rollouts.
         loops = IdealLoops(lambda make_env=make_env: ideal_loop(make_env, lambda o: [0] * len(o), 1), workers)
         settings: Any = {"num_workers": workers, "rollout_length": T, "workers": PRELOADED}
         share = -(-workers // 4)
@@ -126,7 +126,7 @@ def sleeping() -> Any:
 
 
 def publish() -> Any:
-    """Return seconds until all of 16 workers on 4 hosts have loaded a new version."""
+    """Measure the milliseconds until all of 16 workers on 4 hosts have loaded a new version, and the bytes sent."""
     found: dict[str, Any] = {}
     for megabytes in (1, 40):
         policy = weighty_policy(megabytes * 1_000_000)
@@ -152,7 +152,10 @@ def publish() -> Any:
 
 
 def healing() -> Any:
-    """Seconds from the end of a cut that lasted beyond the limit to the first rollout of a worker of that host."""
+    """Measure the seconds from the end of a network outage to the first rollout of a worker on the lost host.
+
+    The outage lasts until pool and host have lost the connection.
+    """
     seconds = []
     with (
         namespaces(2) as names,
@@ -166,7 +169,7 @@ def healing() -> Any:
             subprocess.run(["ip", "link", "set", "pv1d", "down"], check=True)
             while pool.statistics().hosts == 2:
                 next(stream)
-            time.sleep(3.0)  # The host must have noticed, too.
+            time.sleep(3.0)  # The host must detect the outage too.
             subprocess.run(["ip", "link", "set", "pv1d", "up"], check=True)
             began = time.perf_counter()
             lost = next(w for w in range(2) if pool._session.workers.doing(w) == "waiting for a host")
@@ -178,7 +181,10 @@ def healing() -> Any:
 
 
 def driver() -> Any:
-    """Return the driver's processor time per rollout and per MB of rollouts, over all its threads."""
+    """Return the processor time of all threads of the main process, per rollout and per MB of rollouts.
+
+    Both follow from the results with short and with long rollouts.
+    """
     points = []
     for T in (16, 2048):
         settings: Any = {"num_envs": 64, "num_workers": 2, "rollout_length": T}

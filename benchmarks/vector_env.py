@@ -1,7 +1,7 @@
-"""Steps of vector envs, as a share of the upper bound: two independent processes with a plain ``env.step`` loop.
+"""Step rates of vector envs, relative to an upper bound: two independent processes that only call ``env.step``.
 
 python benchmarks/vector_env.py                  all cases
-python benchmarks/vector_env.py cartpole-64 ...  some of: cartpole-8, cartpole-64, cartpole-256, lunarlander-16,
+python benchmarks/vector_env.py cartpole-64 ...  some cases: cartpole-8, cartpole-64, cartpole-256, lunarlander-16,
                                                  halfcheetah-16, pong-8, sleeping-64, many-1024
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 from lib import stepping, subjects
 from lib.common import RESULTS, IdealLoops, interleaved, pss_mb, save, summary
-from lib.stepping import MAKERS, STEP_SECONDS, bare_loop, halves_rate, sampled_actions, step_rate
+from lib.stepping import MAKERS, STEP_SECONDS, bare_loop, sampled_actions, send_recv_rate, step_rate
 from lib.subjects import Sleeper
 
 from parenv import ParallelVectorEnv
@@ -30,12 +30,12 @@ from parenv import ParallelVectorEnv
 WORKERS = 2
 REPEATS = 5
 NAMES = {
-    "limit": "two bare loops",
+    "limit": "two independent processes",
     "parenv": "ParallelVectorEnv, 2 workers",
     "parenv auto": 'ParallelVectorEnv, "auto"',
     "parenv in process": "ParallelVectorEnv, in process",
-    "parenv halves": "ParallelVectorEnv, send/recv, two halves",
-    "yardstick": "bare prototype: shared memory and eventfd",
+    "parenv halves": "ParallelVectorEnv, send/recv, double buffering",
+    "yardstick": "prototype: shared memory and eventfd",
     "sync": "gymnasium SyncVectorEnv",
     "async": "gymnasium AsyncVectorEnv",
     "sb3": "SB3 SubprocVecEnv",
@@ -43,9 +43,15 @@ NAMES = {
 
 
 class Yardstick:
-    """Vector env as a first version by hand: forked workers, shared memory, a wake-up each, no checks.
+    """Minimal vector env: forked workers, shared memory, and one wake-up per worker and step.
 
-    It has no errors, infos, timeouts, closed processes or spaces other than arrays.
+    It has no error handling, infos, timeouts, supervision of its processes, or spaces other than arrays. The
+    constructor forks, so the calling process must not have threads yet.
+
+    Args:
+        make: Function that makes an environment.
+        num_envs: Number of sub-environments.
+        actions: Batches of actions, ``[64, num_envs, ...]``, for shape and dtype.
     """
 
     def __init__(self, make: Callable[[], Any], num_envs: int, actions: Any) -> None:
@@ -85,7 +91,7 @@ class Yardstick:
             os.eventfd_write(self._answers, 1)
 
     def step(self, actions: Any) -> Any:
-        """Step all."""
+        """Step all sub-environments. Return copies of observations, rewards, terminated and truncated."""
         self._actions[:] = actions
         for wake_up in self._wake_ups:
             os.eventfd_write(wake_up, 1)
@@ -95,7 +101,7 @@ class Yardstick:
         return self._observations.copy(), self._rewards.copy(), *self._flags.copy()
 
     def close(self) -> None:
-        """End the processes."""
+        """Kill the processes and close their eventfds."""
         for pid in self._pids:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
@@ -104,12 +110,12 @@ class Yardstick:
 
 
 def compare(case: str, num_envs: int) -> dict[str, Any]:
-    """Measure all systems in turn, on the same environments and actions."""
+    """Measure all systems in turn with the same environments and actions, and return their summary."""
     make = MAKERS[case]
     actions = sampled_actions(make, num_envs)
     factories = [make] * num_envs
     with contextlib.ExitStack() as stack:
-        yardstick = Yardstick(make, num_envs, actions)  # It forks, and so comes before anything has threads.
+        yardstick = Yardstick(make, num_envs, actions)  # Forks, so it must be made before any threads start.
         stack.callback(yardstick.close)
         loops = IdealLoops(lambda: bare_loop(make, actions[:, : num_envs // WORKERS]), WORKERS)
         stack.callback(loops.close)
@@ -131,14 +137,14 @@ def compare(case: str, num_envs: int) -> dict[str, Any]:
             envs.reset()
         measures = {"limit": lambda: loops.rate(STEP_SECONDS)}
         measures |= {name: lambda envs=envs: step_rate(envs, actions) for name, envs in stepped.items()}  # type: ignore[misc]
-        measures["parenv halves"] = lambda: halves_rate(halves, actions)
+        measures["parenv halves"] = lambda: send_recv_rate(halves, actions)
         found = summary(interleaved(measures, REPEATS), "limit")
         found["auto chose"] = {"num_workers": stepped["parenv auto"].num_workers}
     return found
 
 
 def sleeping(num_envs: int) -> dict[str, Any]:
-    """64 environments that sleep, in 64 workers, eight received at a time."""
+    """Measure environments that sleep, each in its own worker. ``recv`` returns eight of them at a time."""
     actions = np.zeros((64, num_envs), np.int64)
     with contextlib.ExitStack() as stack:
         loops = IdealLoops(lambda: bare_loop(Sleeper, actions[:, :1]), num_envs)
@@ -152,7 +158,7 @@ def sleeping(num_envs: int) -> dict[str, Any]:
             interleaved(
                 {
                     "limit": lambda: loops.rate(STEP_SECONDS),
-                    "parenv send/recv": lambda: halves_rate(envs, actions),
+                    "parenv send/recv": lambda: send_recv_rate(envs, actions),
                     "async": lambda: step_rate(peer, actions),
                 },
                 REPEATS,
@@ -162,7 +168,7 @@ def sleeping(num_envs: int) -> dict[str, Any]:
 
 
 def many(num_envs: int) -> dict[str, Any]:
-    """1,024 CartPoles: seconds to the first observations, and memory of all processes but the driver."""
+    """Measure seconds to the first observations of CartPoles, and the memory of all processes but the main process."""
     factories = [MAKERS["cartpole"]] * num_envs
     ParallelVectorEnv(factories[:1], num_workers=1).close()
 
@@ -183,7 +189,7 @@ def many(num_envs: int) -> dict[str, Any]:
 
 
 def wake_up_us() -> dict[str, float]:
-    """Round trip over two eventfds, on one core and between two: what this machine charges for a wake-up."""
+    """Return the median round-trip time over two eventfds in microseconds, on one core and between two cores."""
     found = {}
     for name, core in (("same core", 0), ("other core", 1)):
         there, back = os.eventfd(0), os.eventfd(0)
@@ -209,7 +215,7 @@ def wake_up_us() -> dict[str, float]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw a panel of bars per case: the share of the upper bound that each system reaches."""
+    """Draw a bar chart per case with the share of the upper bound that each system reaches."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -218,7 +224,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     shown = [name for name in NAMES if name != "limit"]
     cases = [case for case in CASES if case in results and "parenv" in results[case]]
     colours = ["#08519c", "#3182bd", "#6baed6", "#bdd7e7", "#e6550d", "#969696", "#bdbdbd", "#d9d9d9"]
-    # Two panels in a row: wide bars of all cases side by side cannot be read on a phone.
+    # With more than two panels per row, the bars are too small on a phone.
     figure, axes = plt.subplots(-(-len(cases) // 2), 2, figsize=(9, 2.4 * -(-len(cases) // 2)), layout="constrained")
     for column, (axis, case) in enumerate(zip(axes.flat, cases, strict=False)):
         shares = [results[case].get(name, {}).get("ratio_to_limit", 0.0) for name in shown]
@@ -240,14 +246,14 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
             ("cartpole", 8), ("cartpole", 64), ("cartpole", 256), ("lunarlander", 16), ("halfcheetah", 16), ("pong", 8)
         )
     },
-    # This comes before the sleeping environments, whose idle fork server has torch and would count as memory here.
+    # Runs before the sleeping environments, because their fork server imports torch and would count as memory here.
     "many-1024": lambda: many(1024),
     "sleeping-64": lambda: sleeping(64),
 }  # fmt: skip
 
 
 def main() -> None:
-    """Measure the cases that are named, keep what is known of the others, draw all."""
+    """Measure the cases that the command line names, preserve the results of the others, and draw all."""
     file = RESULTS / "vector_env.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() and sys.argv[1:] else {}
     results["wake-up round trip, us"] = wake_up_us()
@@ -259,7 +265,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Workers need nothing of torch, which these modules import.
+    # By value, so that workers do not import these modules and with them torch.
     for module in (stepping, subjects):
         cloudpickle.register_pickle_by_value(module)
     main()

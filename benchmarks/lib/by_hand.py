@@ -1,4 +1,4 @@
-"""Vector env written by hand: shared arrays and two pipes, without infos, checks, restarts or supervision."""
+"""Hand-written vector env and rollouts: shared arrays and pipes, without infos, checks, restarts or supervision."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ OBSERVATION = 4
 
 
 class Rollouts:
-    """Each process steps one sub-environment, fills one of two blocks of shared memory and says so over one pipe.
+    """Rollouts of processes that step one sub-environment each, with two blocks of shared memory per process.
 
-    Over the other it is told which block it may fill next. Made before there are threads, because it forks.
+    A process writes its number and the number of each filled block to a common pipe. It reads the number of the block
+    to fill next from a pipe of its own. The constructor forks, so the calling process must not have threads yet.
 
     Args:
-        make_env: its observations are float32 ``[4]``.
-        act: what the processes act with.
-        count: processes.
-        rollout_length: rows of a block.
+        make_env: Function that makes an environment with observations of shape ``[4]`` in float32.
+        act: Policy, from observations ``[1, 4]`` to actions ``[1]``.
+        count: Number of processes.
+        rollout_length: Number of rows in a block, in env steps.
     """
 
     def __init__(self, make_env: Callable[[], Any], act: Callable[[Any], Any], count: int, rollout_length: int) -> None:
@@ -40,37 +41,38 @@ class Rollouts:
             os.write(write, b"\0\1")
 
     def run(self, seconds: float) -> int:
-        """Take rollouts for so long; their env steps."""
+        """Take rollouts for a time in seconds. Return the number of their env steps."""
         steps, began = 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
-            said = np.frombuffer(os.read(self._answers, 4096), np.uint8)
-            for worker, block in said.reshape(-1, 2).tolist():
+            answers = np.frombuffer(os.read(self._answers, 4096), np.uint8)
+            for worker, block in answers.reshape(-1, 2).tolist():
                 float(self._blocks[worker][block].rewards[-1])
                 os.write(self._orders[worker], bytes([block]))
                 steps += self._rows
         return steps
 
     def close(self) -> None:
-        """End the processes."""
+        """Kill the processes."""
         _end(self.pids)
 
 
 class Steps:
-    """Each process steps its share of the sub-environments when a pipe tells it to, and says so over another one.
+    """Vector env of processes that step equal shares of the sub-environments.
 
-    Made before there are threads, because it forks.
+    The main process requests a step through one pipe per process. All processes answer through a common pipe. The
+    constructor forks, so the calling process must not have threads yet.
 
     Args:
-        make_env: its observations and actions are arrays or numbers.
-        num_envs: sub-environments.
-        count: processes.
+        make_env: Function that makes an environment. Observations and actions must be arrays or numbers.
+        num_envs: Number of sub-environments.
+        count: Number of processes.
     """
 
     def __init__(self, make_env: Callable[[], Any], num_envs: int, count: int) -> None:
         env = make_env()
-        of, action = env.observation_space, np.asarray(env.action_space.sample())
+        space, action = env.observation_space, np.asarray(env.action_space.sample())
         env.close()
-        self._observations = shared((num_envs, *of.shape), of.dtype)
+        self._observations = shared((num_envs, *space.shape), space.dtype)
         self._rewards, self._flags = shared((num_envs,), "f8"), shared((2, num_envs), "?")
         self._actions = shared((num_envs, *action.shape), action.dtype)
         self._answers, self._answer = os.pipe()
@@ -82,10 +84,10 @@ class Steps:
             self.pids.append(_forked(lambda w=worker, o=rows, r=read: self._serve(w, make_env, o, r)))
 
     def reset(self) -> None:
-        """Processes have done so."""
+        """Do nothing, because each process resets its sub-environments when it starts."""
 
     def step(self, actions: Any) -> Any:
-        """Step all, and wait for them."""
+        """Step all sub-environments. Return copies of observations, rewards, terminated and truncated."""
         self._actions[:] = actions
         for orders in self._orders:
             os.write(orders, b"\0")
@@ -95,11 +97,11 @@ class Steps:
         return self._observations.copy(), self._rewards.copy(), *self._flags.copy()
 
     def run(self, seconds: float) -> int:
-        """Send those that are ready on at once, for so long, and wait for all; env steps."""
-        steps, under_way, began = 0, len(self.pids), time.perf_counter()
+        """Step each process again as soon as it answers, for a time in seconds. Return the number of env steps."""
+        steps, running, began = 0, len(self.pids), time.perf_counter()
         for orders in self._orders:
             os.write(orders, b"\0")
-        while under_way:
+        while running:
             for worker in os.read(self._answers, 4096):
                 rows = self._rows[worker]
                 self._observations[rows].copy(), self._rewards[rows].copy()
@@ -108,11 +110,11 @@ class Steps:
                     self._actions[rows] = steps % 2
                     os.write(self._orders[worker], b"\0")
                 else:
-                    under_way -= 1
+                    running -= 1
         return steps
 
     def close(self) -> None:
-        """End the processes."""
+        """Kill the processes."""
         _end(self.pids)
 
     def _serve(self, worker: int, make_env: Callable[[], Any], own: slice, orders: int) -> None:
@@ -135,7 +137,7 @@ class Steps:
 
 
 def shared(shape: Sequence[int], dtype: Any) -> Any:
-    """An array that processes which are forked from now on have too."""
+    """Make an array of zeros in memory that is shared with processes that are forked later."""
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.ndarray(shape, dtype, mmap.mmap(-1, max(1, nbytes)))
 

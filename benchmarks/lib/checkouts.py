@@ -1,4 +1,4 @@
-"""Processes that measure with other checkouts of parenv, a slice at a time."""
+"""Processes that measure checkouts of parenv in short slices."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 
 
 class Server:
-    """A process that runs a script with one checkout, and measures a slice for each line that it receives.
+    """Process that runs a script with one checkout of parenv and measures a slice for each line of its input.
 
     Args:
-        checkout: Folder with ``parenv``.
-        script: Script, which answers each line of the standard input with a line of JSON.
+        checkout: Folder that contains the package ``parenv``.
+        script: Path of the script. It answers each line of its standard input with a line of JSON.
         arguments: Arguments of the script.
-        warm_up: Number of slices that are measured at once and not used.
+        warm_up: Number of slices that the constructor measures and discards.
     """
 
     def __init__(self, checkout: Path, script: str, arguments: Sequence[str], warm_up: int) -> None:
-        assert (checkout / "parenv").is_dir(), f"there is no parenv in {checkout}"
+        assert (checkout / "parenv").is_dir(), f"{checkout} must contain the package parenv"
         self._process = subprocess.Popen(
             [sys.executable, script, *arguments],
             env={**os.environ, "PYTHONPATH": str(checkout)},
@@ -34,12 +34,12 @@ class Server:
             self.slice()
 
     def slice(self) -> Any:
-        """Measure a slice."""
+        """Measure a slice and return the decoded line of JSON."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        """End the process."""
+        """Close the input of the process and wait until it ends."""
         self._process.communicate()

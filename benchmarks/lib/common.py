@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: the ideal loop, interleaved repeats, facts about the machine, results as JSON."""
+"""Shared functions of the benchmarks: the ideal loop, interleaved repeats, facts about the machine, JSON results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def machine() -> dict[str, Any]:
-    """Return facts about this machine and installed packages."""
+    """Return facts about this machine and its installed packages."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     return {
@@ -43,12 +43,15 @@ def machine() -> dict[str, Any]:
 def interleaved(
     measures: Mapping[str, Callable[[], float]], repeats: int, alternating: bool = False
 ) -> dict[str, list[float]]:
-    """Measure all in turn, several times, so that a drift of the machine meets all alike.
+    """Measure all subjects in turn, several times, so that a drift of the machine affects all of them equally.
 
     Args:
-        measures: by name.
-        repeats: how often.
-        alternating: whether every other turn is in the reverse order, so that a steady drift meets no one first.
+        measures: Functions that return one value each, by name.
+        repeats: Number of turns.
+        alternating: Whether every second turn has the reverse order, so that a steady drift favours no subject.
+
+    Returns:
+        Values by name, in the order of the turns.
     """
     found: dict[str, list[float]] = {name: [] for name in measures}
     for turn in range(repeats):
@@ -60,7 +63,7 @@ def interleaved(
 
 
 def summary(found: Mapping[str, Sequence[float]], reference: str) -> dict[str, Any]:
-    """Return median, minimum and maximum of each series, and the ratio of its median to the reference's."""
+    """Return median, minimum and maximum of each series, and the ratio of its median to the reference's median."""
     base = statistics.median(found[reference])
     return {
         name: {
@@ -74,7 +77,7 @@ def summary(found: Mapping[str, Sequence[float]], reference: str) -> dict[str, A
 
 
 def save(name: str, results: Mapping[str, Any]) -> None:
-    """Write results with the machine's facts to ``results/NAME.json``, and print them."""
+    """Print results and write them to ``results/NAME.json``, with the command and facts about the machine."""
     RESULTS.mkdir(exist_ok=True)
     script = Path(sys.argv[0]).resolve().relative_to(RESULTS.parents[1])
     command = f"python {script}"
@@ -84,13 +87,13 @@ def save(name: str, results: Mapping[str, Any]) -> None:
 
 
 def keep(name: str, case: str, found: Any) -> None:
-    """Write the results of one case, beside those of the other cases that ``results/NAME.json`` has."""
+    """Write the results of one case to ``results/NAME.json`` and preserve the results of other cases."""
     file = RESULTS / f"{name}.json"
     save(name, {**(json.loads(file.read_text())["results"] if file.exists() else {}), case: found})
 
 
 def nature_body() -> torch.nn.Sequential:
-    """The convolutions of Mnih et al. 2015, from ``[N, 4, 84, 84]`` to ``[N, 512]``."""
+    """Make the convolutional network of Mnih et al. 2015, from ``[N, 4, 84, 84]`` to ``[N, 512]``."""
     nn = torch.nn
     return nn.Sequential(
         nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
@@ -102,9 +105,10 @@ class IdealLoops:
     """Independent processes that do the same work: the upper bound.
 
     Args:
-        loop: ``(seconds) -> env steps``, made in the process by ``make_loop()``.
-        count: how many processes.
-        start_method: how they are started; ``"fork"`` is fast, and only for a process that has no threads yet.
+        make_loop: Function that each process calls to make its loop, ``(seconds) -> env steps``.
+        count: Number of processes.
+        start_method: Start method of ``multiprocessing``. ``"fork"`` is fast, but the calling process must not have
+            threads yet.
     """
 
     def __init__(
@@ -122,14 +126,14 @@ class IdealLoops:
             pipe.recv()
 
     def rate(self, seconds: float, count: int | None = None) -> float:
-        """Return env steps per second of all processes, or of the first ``count`` while the others wait."""
+        """Return env steps per second of all processes together, or of the first ``count`` while the others wait."""
         pipes = self._pipes[:count]
         for pipe in pipes:
             pipe.send(seconds)
         return sum(pipe.recv() for pipe in pipes)
 
     def close(self) -> None:
-        """End the processes."""
+        """Kill the processes."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -148,7 +152,10 @@ def _serve_loop(pipe: Any, pickled: bytes) -> None:
 
 
 def ideal_loop(make_env: Callable[[], Any], act: Callable[[Any], Any], num_envs: int) -> Callable[[float], int]:
-    """Make the plain loop: act on a batch, step each environment, reset ended episodes, keep observations."""
+    """Make a loop ``(seconds) -> env steps`` that acts on a batch, steps each environment and resets ended episodes.
+
+    It stores only the current observations.
+    """
     envs = [make_env() for _ in range(num_envs)]
     steps = [env.step for env in envs]
     observations = np.stack([env.reset()[0] for env in envs])
@@ -168,9 +175,9 @@ def ideal_loop(make_env: Callable[[], Any], act: Callable[[Any], Any], num_envs:
 
 
 def consumption_rate(pool: Any, seconds: float, learn: Callable[[Any], None] | None = None) -> float:
-    """Env steps per second at which a pool delivers."""
+    """Return the env steps per second that a pool delivers, with an optional learner that gets each rollout."""
     stream, steps = pool.rollouts(), 0
-    for _ in range(3 * pool.num_workers):  # Rollouts that were ready before must not count.
+    for _ in range(3 * pool.num_workers):  # Rollouts from before the measurement must not count.
         next(stream)
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
@@ -182,7 +189,10 @@ def consumption_rate(pool: Any, seconds: float, learn: Callable[[Any], None] | N
 
 
 def rate_alone(pool: Any, seconds: float, learn: Callable[[Any], None] | None = None) -> float:
-    """Measure the rate, then wait for rollouts in progress, so that the next measurement has the cores to itself."""
+    """Return the rate of :func:`consumption_rate`, after waiting until the workers of the pool are idle.
+
+    The next measurement therefore has all cores to itself.
+    """
     rate = consumption_rate(pool, seconds, learn)
     pool.synchronize()
     time.sleep(0.5)
@@ -190,7 +200,7 @@ def rate_alone(pool: Any, seconds: float, learn: Callable[[Any], None] | None = 
 
 
 def pss_mb(pids: Sequence[int]) -> float:
-    """Proportional set size of processes together, in MB."""
+    """Return the sum of the proportional set sizes of processes, in MB (2**20 bytes)."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -200,6 +210,6 @@ def pss_mb(pids: Sequence[int]) -> float:
 
 
 def processor_s(pids: Sequence[int]) -> float:
-    """Processor seconds that all threads of these processes have had together."""
+    """Return the processor time of all threads of these processes together, in seconds."""
     threads = (file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
     return sum(int(file.read_text().split()[0]) for file in threads) / 1e9

@@ -1,4 +1,4 @@
-"""Worker hosts on this machine, for measuring what a network costs: over loopback, or each in a network namespace."""
+"""Worker hosts on this machine that measure network overhead, over loopback or in network namespaces."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ DRIVER_ADDRESS = "10.97.255.1"
 
 @contextmanager
 def namespaces(count: int) -> Iterator[list[str]]:
-    """Make network namespaces, each joined to this one by a pair of veth. This needs root and ``ip``.
+    """Make network namespaces, each connected to this one by a veth pair. This requires root and ``ip``.
 
-    A machine has them once, so another process waits for them. Namespaces that a killed process left are removed.
+    Their names are the same in every process, so a second process waits until the first one has removed them.
+    Namespaces of a killed process are removed first.
 
     Args:
         count: Number of namespaces.
 
     Yields:
-        Their names. This process has :data:`DRIVER_ADDRESS` for all of them.
+        Names of the namespaces. All of them reach this process at :data:`DRIVER_ADDRESS`.
     """
 
     def ip(command: str) -> None:
@@ -61,7 +62,7 @@ def namespaces(count: int) -> Iterator[list[str]]:
 
 
 def free_port() -> int:
-    """Return an unused port."""
+    """Return a TCP port that is unused at present."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -69,15 +70,15 @@ def free_port() -> int:
 
 @contextmanager
 def hosts(capacities: Sequence[int], within: Sequence[str] = (), **more: Any) -> Iterator[RemotePlacement]:
-    """Start hosts that look for a driver, and end them.
+    """Start hosts that connect to a pool on this machine, and terminate them at the end.
 
     Args:
-        capacities: room of each, in workers.
-        within: network namespaces, one for each; loopback without.
-        **more: of the placement.
+        capacities: Capacity of each host, in workers.
+        within: Network namespaces, one per host. Default: all hosts use loopback.
+        **more: Further arguments of :class:`~parenv.RemotePlacement`.
 
     Yields:
-        The placement for one pool.
+        Placement for one pool.
     """
     names = [f"host{i}" for i in range(len(capacities))]
     address = f"tcp://{DRIVER_ADDRESS if within else '127.0.0.1'}:{free_port()}"

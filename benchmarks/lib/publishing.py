@@ -1,4 +1,4 @@
-"""Weights that are published, and the copies that this takes."""
+"""Durations of publishing weights, and of the memory copies that publishing needs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from parenv import AsyncWorkerPool, TorchPolicy
 
 
 class Weighty(torch.nn.Module):
-    """Acts without its weights, of which it has many.
+    """Module with weights of a given size that do not affect its actions.
 
     Args:
-        num_bytes: how many.
+        num_bytes: Size of the weights in bytes.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -24,17 +24,17 @@ class Weighty(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(num_bytes // 4))
 
     def act(self, observations: Any) -> Any:
-        """Zeros."""
+        """Return zeros."""
         return torch.zeros(len(observations), dtype=torch.int64)
 
 
 def weighty_policy(num_bytes: int) -> TorchPolicy:
-    """Acts by a :class:`Weighty`."""
+    """Make a policy from a :class:`Weighty` module."""
     return TorchPolicy(Weighty(num_bytes), "act", ("actions",))
 
 
 def publish_s(pool: AsyncWorkerPool, policy: TorchPolicy, rounds: int) -> float:
-    """Seconds per publish, until all workers hold it."""
+    """Return the mean seconds from ``publish`` until all workers hold the new version."""
     began = time.perf_counter()
     for _ in range(rounds):
         pool.publish(policy)
@@ -43,7 +43,7 @@ def publish_s(pool: AsyncWorkerPool, policy: TorchPolicy, rounds: int) -> float:
 
 
 def copies_s(blocks: Sequence[Any], rounds: int) -> float:
-    """Seconds in which the first block is copied to all others."""
+    """Return the mean seconds for copying the first block to all others."""
     began = time.perf_counter()
     for _ in range(rounds):
         for target in blocks[1:]:

@@ -1,4 +1,4 @@
-"""Stepping vector envs and the bare loop, with the same environments and actions."""
+"""Rates of vector envs and of a plain loop, with the same environments and actions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP_SECONDS = 0.8
 
 
 def make_pong() -> Any:
-    """Pong from grey pixels, every frame returned."""
+    """Make Pong with a frame skip of 4 and single grayscale frames of 84 x 84 pixels."""
     import ale_py
 
     gym.register_envs(ale_py)
@@ -33,7 +33,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def sampled_actions(make: Callable[[], Any], num_envs: int) -> Any:
-    """Return 64 batches of actions, equal for all systems."""
+    """Return 64 batches of random actions, ``[64, num_envs, ...]``, equal for all systems."""
     env = make()
     env.action_space.seed(0)
     actions = np.array([[env.action_space.sample() for _ in range(num_envs)] for _ in range(64)])
@@ -42,7 +42,7 @@ def sampled_actions(make: Callable[[], Any], num_envs: int) -> Any:
 
 
 def bare_loop(make: Callable[[], Any], actions: Any) -> Callable[[float], int]:
-    """Make the plain loop: step each environment, reset ended episodes, keep nothing."""
+    """Make a loop ``(seconds) -> env steps`` that steps each environment, resets ended episodes and stores nothing."""
     envs = [make() for _ in range(actions.shape[1])]
     for env in envs:
         env.reset()
@@ -62,7 +62,7 @@ def bare_loop(make: Callable[[], Any], actions: Any) -> Callable[[float], int]:
 
 
 def step_rate(envs: Any, actions: Any) -> float:
-    """Env steps per second of ``step`` after ``step``."""
+    """Return the env steps per second of consecutive calls of ``step``."""
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < STEP_SECONDS:
         for _ in range(8):
@@ -71,8 +71,11 @@ def step_rate(envs: Any, actions: Any) -> float:
     return count * actions.shape[1] / (time.perf_counter() - began)
 
 
-def halves_rate(envs: ParallelVectorEnv, actions: Any) -> float:
-    """Env steps per second where always one part acts while the rest steps."""
+def send_recv_rate(envs: ParallelVectorEnv, actions: Any) -> float:
+    """Return the env steps per second of ``recv`` and ``send``.
+
+    Each ``recv`` returns ``batch_size`` sub-environments while the others are stepping.
+    """
     n = envs.batch_size
     for part in np.arange(envs.num_envs).reshape(n, -1).T:
         envs.send(actions[0][:n], part)

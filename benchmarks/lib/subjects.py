@@ -1,4 +1,4 @@
-"""Policies and environments of the benchmarks."""
+"""Policies and environments that several benchmarks use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lib.common import nature_body
 
 
 class Agent(torch.nn.Module):
-    """MLP 4-64-64-2 with a value head, and ``torch.distributions``."""
+    """MLP with layers of 4, 64, 64 and 2 units and a value head, which samples with ``torch.distributions``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Agent(torch.nn.Module):
         self.actor, self.critic = torch.nn.Linear(64, 2), torch.nn.Linear(64, 1)
 
     def get_action_and_value(self, observations: Any) -> Any:
-        """Actions, log-probabilities, no entropy, values."""
+        """Return actions, log-probabilities, ``None`` for the entropy, and values, each ``[N]``."""
         hidden = self.body(observations)
         distribution = torch.distributions.Categorical(logits=self.actor(hidden))
         actions = distribution.sample()
@@ -30,7 +30,7 @@ class Agent(torch.nn.Module):
 
 
 class PixelAgent(Agent):
-    """The usual convolutions on 4 x 84 x 84 bytes, six actions."""
+    """Convolutional network of Mnih et al. 2015 on observations ``[N, 4, 84, 84]`` in uint8, with six actions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,15 +39,15 @@ class PixelAgent(Agent):
         self.actor, self.critic = nn.Linear(512, 6), nn.Linear(512, 1)
 
     def get_action_and_value(self, observations: Any) -> Any:
-        """Actions, log-probabilities, no entropy, values."""
+        """Return actions, log-probabilities, ``None`` for the entropy, and values, each ``[N]``."""
         return super().get_action_and_value(observations.float() / 255.0)
 
 
 class Sleeper(gym.Env[Any, Any]):
-    """A step that sleeps, exponentially.
+    """Environment whose steps sleep for an exponentially distributed time.
 
     Args:
-        mean_s: seconds on average.
+        mean_s: Mean duration of a step in seconds.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (4,))
@@ -63,13 +63,13 @@ class Sleeper(gym.Env[Any, Any]):
         return self._observation, {}
 
     def step(self, action: Any) -> Any:
-        """Sleep."""
+        """Sleep for a random time."""
         time.sleep(self.np_random.exponential(self.mean_s))
         return self._observation, 0.0, False, False, {}
 
 
 def make_pong() -> Any:
-    """Pong as it is usually seen: grey, 84 x 84, 4 frames of 4 skips each."""
+    """Make Pong with a frame skip of 4 and 4 stacked grayscale frames of 84 x 84 pixels."""
     import ale_py
 
     gym.register_envs(ale_py)
@@ -79,7 +79,7 @@ def make_pong() -> Any:
 
 
 def act_with(agent: Agent) -> Any:
-    """Return a function that runs the forward pass of a worker in this process."""
+    """Return a function that maps a batch of observations to a list of actions, as a worker does."""
 
     def act(observations: Any) -> Any:
         with torch.inference_mode():
@@ -89,5 +89,5 @@ def act_with(agent: Agent) -> Any:
 
 
 def zeros(observations: Any) -> Any:
-    """Return zeros."""
+    """Return the action 0 for each observation."""
     return np.zeros(len(observations), np.int64)
