@@ -1,9 +1,10 @@
-"""Speed of this checkout compared with another one. Both do the same work in turn, in slices of 80 ms.
+"""Speed of this checkout compared with another one, measured in alternating slices of 80 ms.
 
-Each case has one process per checkout, so that other load on the machine affects both alike. Both restart several
-times, because two processes of the same program also differ by about one percent. The script prints the ratio of new
-to old, as the median over all pairs of slices with its quartiles. One ratio is for env steps per second, the other for
-env steps per second of processor time, including workers. If a case has no workers, both processes use the same core.
+Each case has one process per checkout and alternates between them, so that other load on the machine affects both
+equally. Both processes restart several times, because two processes of the same program also differ by about one
+percent. The script prints the ratio of new to old, as the median over all pairs of slices with its quartiles. One ratio
+is for env steps per second, the other for env steps per second of processor time, including workers. If a case has no
+workers, both processes use the same core.
 
 python benchmarks/against.py OLD_CHECKOUT [--new CHECKOUT] [--rounds 5] [--pairs 40] [CASE ...]
 """
@@ -32,18 +33,18 @@ SLICE_S, WARM_UP_SLICES = 0.08, 5
 
 
 def make_env() -> Any:
-    """Make an environment that costs almost nothing."""
+    """Make a CartPole, whose steps take only a few microseconds."""
     return gym.make("CartPole-v1")
 
 
 def numpy_policy() -> Any:
-    """Pushes at random."""
+    """Make a policy that returns random actions."""
     rng = np.random.default_rng(0)
     return lambda observations: rng.integers(2, size=len(observations))
 
 
 class TorchAgent(torch.nn.Module):
-    """MLP 4-32-2, whose choice is the larger output."""
+    """MLP with layers of 4, 32 and 2 units, which acts greedily."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,12 +52,12 @@ class TorchAgent(torch.nn.Module):
         self.body = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
 
     def forward(self, observations: Any) -> Any:
-        """Actions."""
+        """Return the index of the largest output for each observation."""
         return self.body(observations).argmax(-1)
 
 
 def pool_steps(num_envs: int, num_workers: int, make_policy: Callable[[], Any]) -> Iterator[int]:
-    """Env steps of one rollout after the other."""
+    """Collect rollouts without end and yield the number of env steps of each."""
     from parenv import AsyncWorkerPool
 
     pool = AsyncWorkerPool(
@@ -68,7 +69,7 @@ def pool_steps(num_envs: int, num_workers: int, make_policy: Callable[[], Any]) 
 
 
 def vector_steps(num_envs: int, num_workers: int) -> Iterator[int]:
-    """Env steps of twenty steps after the other."""
+    """Step a vector env without end and yield the number of env steps after every 20 calls of ``step``."""
     from parenv import ParallelVectorEnv
 
     actions = np.random.default_rng(0).integers(2, size=(1000, num_envs))
@@ -90,11 +91,14 @@ CASES: dict[str, tuple[Callable[..., Iterator[int]], tuple[Any, ...]]] = {
     "vector-64": (vector_steps, (64, 0)),
     "vector-2-workers": (vector_steps, (64, 2)),
 }
-"""What is measured: ``num_envs``, ``num_workers`` and the policy."""
+"""Cases by name: function, and its ``num_envs``, ``num_workers`` and policy."""
 
 
 def serve(case: str) -> None:
-    """In a process of one checkout: a slice of work for every line that comes, and what it took."""
+    """Measure a slice for each line of the standard input, in the process of one checkout.
+
+    Each answer is a line with env steps per second of wall time and of processor time.
+    """
     torch.set_num_threads(1)
     make, arguments = CASES[case]
     counts = make(*arguments)
@@ -110,13 +114,16 @@ def serve(case: str) -> None:
 
 
 def processor_s(others: list[psutil.Process]) -> float:
-    """Return processor seconds of this process and of others. psutil reports those in hundredths of a second."""
+    """Return processor seconds of this process and of others. psutil would round them to hundredths of a second."""
     files = [file for other in others for file in Path(f"/proc/{other.pid}/task").glob("*/schedstat")]
     return time.process_time() + sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
 def ratios(old: Path, new: Path, case: str, pairs: int) -> list[list[float]]:
-    """New over old of each pair of slices; every other pair is the other way round."""
+    """Return the ratios of new to old rates of each pair of slices, for wall time and processor time.
+
+    The checkout that is measured first alternates.
+    """
     arguments = "--serve", case
     servers = [Server(checkout.resolve(), __file__, arguments, WARM_UP_SLICES) for checkout in (old, new)]
     found = []
@@ -130,7 +137,7 @@ def ratios(old: Path, new: Path, case: str, pairs: int) -> list[list[float]]:
 
 
 def report(case: str, found: list[list[float]]) -> None:
-    """Print one line."""
+    """Print the median and the quartiles of the ratios of one case."""
     words = []
     for what, values in zip(("wall", "processor"), zip(*found, strict=True), strict=True):
         lower, median, upper = statistics.quantiles(values)
@@ -139,13 +146,17 @@ def report(case: str, found: list[list[float]]) -> None:
 
 
 def main() -> None:
-    """Compare."""
-    parser = argparse.ArgumentParser(description="compares two checkouts by slices in turn")
-    parser.add_argument("old", type=Path)
-    parser.add_argument("cases", nargs="*", metavar="CASE", default=list(CASES))
-    parser.add_argument("--new", type=Path, default=Path(__file__).parents[1])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--pairs", type=int, default=40)
+    """Compare two checkouts in all cases that the command line names."""
+    parser = argparse.ArgumentParser(description="Compare the speed of two checkouts in alternating slices.")
+    parser.add_argument("old", type=Path, help="Folder of the old checkout.")
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", default=list(CASES), help="Cases to measure (default: all)."
+    )
+    parser.add_argument(
+        "--new", type=Path, default=Path(__file__).parents[1], help="Folder of the new checkout (default: this one)."
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="Restarts of both processes (default: 5).")
+    parser.add_argument("--pairs", type=int, default=40, help="Pairs of slices per restart (default: 40).")
     given = parser.parse_intermixed_args()
     cores = os.sched_getaffinity(0)
     for case in given.cases:

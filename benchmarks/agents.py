@@ -22,11 +22,11 @@ from parenv import AsyncWorkerPool, TorchPolicy
 SECONDS, REPEATS, ROLLOUT_LENGTH = 2.0, 7, 128
 
 
-class Dicts:
-    """CartPole with agents that know nothing of one another, in the manner of PettingZoo's ParallelEnv.
+class CartPoles:
+    """Independent CartPoles, one per agent, with the interface of PettingZoo's ParallelEnv.
 
     Args:
-        agents: their names.
+        agents: Names of the agents.
     """
 
     def __init__(self, agents: tuple[str, ...] = ("a_0",)) -> None:
@@ -49,7 +49,7 @@ class Dicts:
         return {agent: seen for agent, (seen, _) in found.items()}, {agent: info for agent, (_, info) in found.items()}
 
     def step(self, actions: Any) -> Any:
-        """Take a step; an agent that falls is gone until the next episode."""
+        """Step the CartPoles of these agents. An agent whose CartPole has ended leaves until the next reset."""
         found = {agent: self._envs[agent].step(action) for agent, action in actions.items()}
         seen, rewards, terminated, truncated, infos = (
             {agent: part[i] for agent, part in found.items()} for i in range(5)
@@ -58,16 +58,16 @@ class Dicts:
         return seen, rewards, terminated, truncated, infos
 
     def close(self) -> None:
-        """Close them."""
+        """Close all CartPoles."""
         for env in self._envs.values():
             env.close()
 
 
-class Picked(gym.Env[Any, Any]):
-    """The only agent of such an environment, as one of Gymnasium."""
+class OneCartPole(gym.Env[Any, Any]):
+    """Gymnasium environment with the only agent of :class:`CartPoles`."""
 
     def __init__(self) -> None:
-        self._env = Dicts()
+        self._env = CartPoles()
         self.observation_space = self._env.observation_space("a_0")
         self.action_space = self._env.action_space("a_0")
 
@@ -83,14 +83,14 @@ class Picked(gym.Env[Any, Any]):
 
 
 class Agent(nn.Module):
-    """Two layers of 64, and what PPO needs."""
+    """MLP with two layers of 64 units that returns actions, log-probabilities and values, as for PPO."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3))
 
     def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Actions, their log-probabilities, and values."""
+        """Return sampled actions, their log-probabilities, and values, each ``[N]``."""
         both = self.body(observations)
         log_probs = both[:, :2].log_softmax(-1)
         actions = log_probs.exp().multinomial(1)
@@ -106,7 +106,7 @@ def lean(observations: Any) -> Any:
 
 
 def rate(make_env: Any, policy: Any, rows: int = 1, **more: Any) -> Callable[[], float]:
-    """Return a function that measures rows per second of a new pool. All its agents count as alive."""
+    """Return a function that measures the rows per second of a new pool, as if all agents were always alive."""
 
     def measure() -> float:
         how: dict[str, Any] = {"num_envs": 32, "num_workers": 0, "rollout_length": ROLLOUT_LENGTH, **more}
@@ -116,8 +116,8 @@ def rate(make_env: Any, policy: Any, rows: int = 1, **more: Any) -> Callable[[],
     return measure
 
 
-def pair() -> Dicts:
-    return Dicts(("a_0", "b_0"))
+def pair() -> CartPoles:
+    return CartPoles(("a_0", "b_0"))
 
 
 def main() -> None:
@@ -125,8 +125,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for kind, policy in (("a callable", lambda: lean), ("a network", network)):
         measures = {
-            "one policy": rate(Picked, policy()),
-            "by name": rate(Dicts, {"a": policy()}),
+            "one policy": rate(OneCartPole, policy()),
+            "by name": rate(CartPoles, {"a": policy()}),
         }
         found[f"rows per second, 32 sub-environments of one agent, {kind}"] = summary(
             interleaved(measures, REPEATS, alternating=True), "one policy"

@@ -1,7 +1,7 @@
-"""Every benchmark, one after the other, and the tables at the end: make bench.
+"""Run all benchmarks in sequence and write the tables at the end, as ``make bench`` does.
 
-One that fails, as where a peer cannot be installed or there is no network namespace to be had, is named at the end; the
-others go on.
+A benchmark that fails does not stop the others, for example if a library cannot be installed or network namespaces are
+unavailable. The script lists the failed benchmarks at the end.
 
 python benchmarks/all.py
 """
@@ -61,11 +61,11 @@ NAMES = (
 
 
 def run_all(names: Sequence[str], folder: Path = HERE) -> list[str]:
-    """Run them; those that failed.
+    """Run scripts in sequence and return the names of those that failed.
 
     Args:
-        names: of scripts, without their suffix, and arguments behind.
-        folder: where they are.
+        names: Names of scripts without the suffix, each optionally followed by arguments.
+        folder: Folder of the scripts.
     """
     failed = []
     for name in names:

@@ -1,10 +1,10 @@
 """Native vector envs: rollouts of a pool with one worker against a bare loop over the same vector env.
 
-The loop acts by the same policy and keeps nothing; ``keeping`` copies what a learner needs into arrays of a rollout.
-Those whose library is not installed are left out.
+The loop has the same policy and stores nothing. With ``keeping``, it copies all that a learner needs into arrays of
+several rollouts. The script skips a case if its library is not installed.
 
-The GPU case has a simulator whose frames are tensors on the GPU. The learner on this GPU reads rollouts in shared
-memory of the host, or on the GPU.
+The GPU case has a simulator whose frames are tensors on the GPU. The learner on the same GPU reads rollouts from shared
+memory of the host, or from GPU memory.
 
 python benchmarks/batches.py
 python benchmarks/batches.py gpu
@@ -34,19 +34,19 @@ BARE = "bare loop"
 
 
 def cartpoles() -> Any:
-    """Make Gymnasium's CartPole, in NumPy."""
+    """Make 4,096 CartPoles of Gymnasium, which are written in NumPy."""
     return gym.make_vec("CartPole-v1", num_envs=4096, vectorization_mode="vector_entry_point").unwrapped
 
 
 def pongs() -> Any:
-    """Make EnvPool's Pong, in C++."""
+    """Make 8 Pongs of EnvPool, which are written in C++."""
     import envpool
 
     return envpool.make_gymnasium("Pong-v5", num_envs=8, num_threads=1)
 
 
 def jax_cartpoles() -> Any:
-    """Make gymnax's CartPole, in JAX."""
+    """Make 4,096 CartPoles of gymnax, which are written in JAX."""
     import gymnax
     from gymnax.wrappers.gym import GymnaxToVectorGymWrapper
 
@@ -57,7 +57,7 @@ def jax_cartpoles() -> Any:
 
 
 def lean(observations: Any) -> Any:
-    """Push the cart to the side to which the pole leans."""
+    """Push each cart towards the side to which its pole leans."""
     return (np.asarray(observations)[:, 2] > 0).astype(np.int64)
 
 
@@ -69,7 +69,13 @@ CASES: dict[str, tuple[str, Callable[[], Any], Any]] = {
 
 
 def bare(make: Any, policy: Any, keeping: bool) -> float:
-    """Steps per second of a loop, those that only reset among them."""
+    """Return the env steps per second of a loop, including steps that only reset a sub-environment.
+
+    Args:
+        make: Function that makes the vector env.
+        policy: Function from observations to actions.
+        keeping: Whether to store all transitions.
+    """
     with contextlib.closing(make()) as env:
         observations = np.asarray(env.reset(seed=0)[0])
         kept = np.zeros((5, ROWS, *observations.shape), observations.dtype)
@@ -88,17 +94,20 @@ def bare(make: Any, policy: Any, keeping: bool) -> float:
             rollouts += 1
             if rollouts == 8:
                 began, used = time.perf_counter(), time.process_time()
-        return said(rollouts - 8, time.process_time() - used, len(observations), time.perf_counter() - began)
+        return report_rate(rollouts - 8, time.process_time() - used, len(observations), time.perf_counter() - began)
 
 
-def said(rollouts: int, processor_s: float, num_envs: int, seconds: float) -> float:
-    """Steps per second; says what a row takes of the processor, which others on the machine change less."""
+def report_rate(rollouts: int, processor_s: float, num_envs: int, seconds: float) -> float:
+    """Return env steps per second, and print the processor time per row.
+
+    Other load on the machine affects the processor time less than the rate.
+    """
     print(f"    {processor_s / (rollouts * ROWS) * 1e6:,.0f} µs of processor time a row", flush=True)
     return rollouts * ROWS * num_envs / seconds
 
 
 def pooled(make: Any, policy: Any) -> float:
-    """Return the env steps per second of a pool."""
+    """Return the env steps per second of a pool with one worker."""
     options = WorkerOptions(start_method="spawn", start_timeout_s=300.0)
     with AsyncWorkerPool(make, policy, num_workers=1, rollout_length=ROWS, workers=options) as pool:
         rollouts = iter(pool.rollouts())
@@ -109,11 +118,11 @@ def pooled(make: Any, policy: Any) -> float:
             next(rollouts)
         after, seconds = pool.statistics(), time.perf_counter() - began
         used = after.processor_seconds - before.processor_seconds
-        return said(after.rollouts - before.rollouts, used, pool.num_envs, seconds)
+        return report_rate(after.rollouts - before.rollouts, used, pool.num_envs, seconds)
 
 
 def measure(make: Any, policy: Any) -> Any:
-    """All, interleaved."""
+    """Measure loops and pool in turn, and return their summary."""
     measures = {
         BARE: lambda: bare(make, policy, keeping=False),
         "bare loop, keeping": lambda: bare(make, policy, keeping=True),
@@ -123,7 +132,7 @@ def measure(make: Any, policy: Any) -> Any:
 
 
 class Frames(VectorEnv[Any, Any, Any]):
-    """256 stacks of four frames on a GPU, a new frame at each step; episodes of 100 steps."""
+    """256 sub-environments with stacks of four frames on a GPU and episodes of 100 steps. Each step adds a frame."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
@@ -136,12 +145,12 @@ class Frames(VectorEnv[Any, Any, Any]):
         self.steps = torch.arange(self.num_envs, device="cuda") % 100
 
     def reset(self, **options: Any) -> Any:
-        """Begin with black ones."""
+        """Return black frames."""
         self.frames = torch.zeros(self.observation_space.shape, dtype=torch.uint8, device="cuda")
         return self.frames, {}
 
     def step(self, actions: Any) -> Any:
-        """Push a frame."""
+        """Replace the oldest frame of each stack."""
         self.steps = (self.steps + 1) % 100
         frame = (self.frames[:, -1:] + 1 + actions[:, None, None, None]).to(torch.uint8)
         self.frames = torch.cat([self.frames[:, 1:], frame], 1)
@@ -150,14 +159,14 @@ class Frames(VectorEnv[Any, Any, Any]):
 
 
 class Brightness(torch.nn.Module):
-    """Acts by one pixel."""
+    """Policy that compares one pixel of the newest frame with a threshold."""
 
     def __init__(self) -> None:
         super().__init__()
         self.threshold = torch.nn.Parameter(torch.tensor(128.0))
 
     def act(self, frames: Any) -> Any:
-        """Return whether each frame is bright."""
+        """Return action 1 for each frame whose first pixel exceeds the threshold."""
         return ((frames[:, -1, 0, 0] > self.threshold).long(),)
 
 
@@ -165,7 +174,7 @@ GPU_ROWS = 32
 
 
 def kept_on_gpu() -> float:
-    """Steps per second of a loop that keeps frames in a tensor on the GPU."""
+    """Return the env steps per second of a loop that stores frames in a tensor on the GPU."""
     env, module = Frames(), Brightness().cuda()
     frames, _ = env.reset()
     kept = torch.zeros((5, GPU_ROWS, *frames.shape), dtype=torch.uint8, device="cuda")
@@ -183,7 +192,11 @@ def kept_on_gpu() -> float:
 
 
 def learned_on_gpu(rollout_device: str | None) -> float:
-    """Return the env steps per second of a pool whose learner reads all frames on the GPU."""
+    """Return the env steps per second of a pool whose learner reads all frames on the GPU.
+
+    Args:
+        rollout_device: Device of the rollouts, or ``None`` for shared memory of the host.
+    """
     options, policy = WorkerOptions(device="cuda", rollout_device=rollout_device), Brightness()
     agent = TorchPolicy(policy, "act", ("actions",))
     with AsyncWorkerPool(Frames, agent, num_workers=1, rollout_length=GPU_ROWS, workers=options) as pool:
@@ -205,7 +218,7 @@ def learned_on_gpu(rollout_device: str | None) -> float:
 
 
 def measure_on_gpu() -> Any:
-    """All, interleaved."""
+    """Measure the loop on the GPU and both pools in turn, and return their summary."""
     measures = {
         "loop, keeping on the GPU": kept_on_gpu,
         "pool, rollouts on the host": lambda: learned_on_gpu(None),

@@ -1,10 +1,10 @@
-"""Vector env compared with a loop written by hand: steps and processor time of both, in windows in turn.
+"""Steps per second and processor time of a vector env and of a hand-written loop, in alternating windows.
 
-The loop in `lib/by_hand.py` has two pipes and arrays in shared memory. It has no infos, errors, limits or spaces other
-than arrays.
+The loop in `lib/by_hand.py` uses pipes and arrays in shared memory. It has no infos, error handling, time limits or
+spaces other than arrays.
 
 python benchmarks/by_hand.py                  all cases
-python benchmarks/by_hand.py cartpole-64 ...  some of: cartpole-8, cartpole-64, lunarlander-16, halfcheetah-16
+python benchmarks/by_hand.py cartpole-64 ...  some cases: cartpole-8, cartpole-64, lunarlander-16, halfcheetah-16
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Window(NamedTuple):
     """Results of one window.
 
     Args:
-        rate: env steps per second.
-        driver_us: processor time of this process for a step of all, in microseconds.
-        worker_us: the same of each worker.
+        rate: Env steps per second.
+        driver_us: Processor time of this process per step of all sub-environments, in microseconds.
+        worker_us: Mean processor time of a worker per step of all sub-environments, in microseconds.
     """
 
     rate: float
@@ -44,7 +44,13 @@ class Window(NamedTuple):
 
 
 def window(envs: Any, actions: Any, processes: Sequence[int]) -> Window:
-    """Step for a while."""
+    """Step for the time of a window and return its results.
+
+    Args:
+        envs: Vector env.
+        actions: Batches of actions, ``[64, num_envs, ...]``.
+        processes: Process ids of the workers.
+    """
     workers = [psutil.Process(pid) for pid in processes]
     before, own = sum(map(_processor_s, workers)), time.process_time()
     count, began = 0, time.perf_counter()
@@ -63,12 +69,12 @@ def _processor_s(process: psutil.Process) -> float:
 
 
 def compare(case: str) -> dict[str, Any]:
-    """Measure all systems in turn. Return medians, and medians of the ratios within one turn."""
+    """Measure all systems in turn. Return medians of the windows, and medians of the ratios within a turn."""
     name, num_envs = case.split("-")[0], CASES[case]
     make = MAKERS[name]
     actions, factories = sampled_actions(make, num_envs), [make] * num_envs
     with contextlib.ExitStack() as stack:
-        by_hand = Steps(make, num_envs, WORKERS)  # It forks, and so comes before anything has threads.
+        by_hand = Steps(make, num_envs, WORKERS)  # Forks, so it must be made before any threads start.
         loops = IdealLoops(lambda: bare_loop(make, actions[:, : num_envs // WORKERS]), WORKERS)
         stack.callback(loops.close)
         stepped: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Centralized inference with ``WorkerOptions(step_workers=)``, compared with inference in each worker.
 
-One policy imitates a device that serves one process at a time, such as a GPU. It takes a lock and sleeps for a time
+One policy imitates a device that serves one process at a time, such as a GPU. It acquires a lock and sleeps for a time
 that does not depend on the number of rows. The other policy is a convolutional network on the CPU.
 
 python benchmarks/central.py
@@ -31,18 +31,22 @@ LOCAL, CENTRAL = "local", "central"
 
 
 class Busy(gym.Env[Any, Any]):
-    """Computes for so long in every step."""
+    """Environment that computes for a fixed time in every step.
+
+    Args:
+        step_us: Duration of a step in microseconds.
+    """
 
     def __init__(self, step_us: float) -> None:
         self.observation_space, self.action_space = gym.spaces.Box(0, 1, SHAPE), gym.spaces.Discrete(2)
         self._seconds, self._shown = step_us / 1e6, np.zeros(SHAPE, np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin."""
+        """Begin an episode."""
         return self._shown, {}
 
     def step(self, action: Any) -> Any:
-        """Compute."""
+        """Compute until the time is over."""
         until = time.perf_counter() + self._seconds
         while time.perf_counter() < until:
             pass
@@ -50,13 +54,18 @@ class Busy(gym.Env[Any, Any]):
 
 
 class OnDevice:
-    """A forward on a device that serves one at a time."""
+    """Policy that imitates a device which serves one process at a time.
+
+    Args:
+        path: File that the processes lock.
+        milliseconds: Duration of a forward pass.
+    """
 
     def __init__(self, path: str, milliseconds: float) -> None:
         self._path, self._seconds = path, milliseconds / 1e3
 
     def __call__(self, observations: Any) -> Any:
-        """Act, alone."""
+        """Return zeros after a forward pass, which excludes other processes."""
         with open(self._path) as device:
             fcntl.flock(device, fcntl.LOCK_EX)
             time.sleep(self._seconds)
@@ -64,7 +73,7 @@ class OnDevice:
 
 
 class Convolution(torch.nn.Module):
-    """A small one."""
+    """Small convolutional network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,12 +84,18 @@ class Convolution(torch.nn.Module):
         self.layers(torch.zeros(1, *SHAPE))
 
     def act(self, observations: torch.Tensor) -> Any:
-        """The best actions."""
+        """Return the index of the largest output for each observation."""
         return self.layers(observations).argmax(-1)
 
 
 def rate(policy: Any, num_envs: int, central: bool) -> float:
-    """Env steps per second."""
+    """Return the env steps per second of a pool, from the median duration of a rollout.
+
+    Args:
+        policy: Policy of the pool.
+        num_envs: Number of sub-environments.
+        central: Whether one worker runs inference for all sub-environments.
+    """
     options = WorkerOptions(step_workers=PROCESSES if central else None)
     with AsyncWorkerPool(
         lambda: Busy(STEP_US),
@@ -102,7 +117,7 @@ def rate(policy: Any, num_envs: int, central: bool) -> float:
 
 
 def compared(policy: Any) -> dict[str, Any]:
-    """Measure both, by number of sub-environments."""
+    """Measure local and centralized inference in turn, for each number of sub-environments."""
     found = {}
     for num_envs in ENVS:
         measures = {where: partial(rate, policy, num_envs, where == CENTRAL) for where in (LOCAL, CENTRAL)}

@@ -1,11 +1,11 @@
-"""Processor time of the main process per rollout of a worker, for this checkout and others in turn.
+"""Processor time of the main process per rollout of a worker, for this checkout or for several in turn.
 
-A rollout has 32 steps in 2 CartPoles, with a policy that is one comparison of numpy. "busy": the workers take all
+A rollout has 32 steps in 2 CartPoles, with a policy that is one comparison in NumPy. "busy": the workers use all
 cores, so rollouts wait for the main process. "seldom": a step sleeps for a millisecond, so the main process waits for
-rollouts and finds cold caches. "all threads" includes the thread with which ZeroMQ sends and receives.
+rollouts and its caches are cold. "all threads" includes the I/O thread of ZeroMQ.
 
 Each checkout has its own process for each case, because two checkouts cannot be imported at once. All processes of a
-case measure slices of the same number of rollouts in turn, so other load on the machine affects all alike.
+case measure slices of the same number of rollouts in turn, so other load on the machine affects all equally.
 
 python benchmarks/collecting.py [CHECKOUT ...] [--workers 15] [--slices 15] [--rollouts 300]
 """
@@ -31,7 +31,7 @@ SLEEP_S = 0.001
 
 
 class Sleeping(gym.Wrapper[Any, Any, Any, Any]):
-    """Sleeps before each step."""
+    """Wrapper that sleeps for 1 ms before each step."""
 
     def step(self, action: Any) -> Any:
         """Sleep and step."""
@@ -45,17 +45,23 @@ def busy() -> Any:
 
 
 def seldom() -> Any:
-    """Make a CartPole that sleeps."""
+    """Make a CartPole that sleeps before each step."""
     return Sleeping(gym.make("CartPole-v1"))
 
 
 def lean(observations: Any) -> Any:
-    """Push to the side to which the pole leans."""
+    """Push each cart towards the side to which its pole leans."""
     return observations[:, 2] > 0
 
 
 def slices(case: str, workers: int, rollouts: int) -> Iterator[dict[str, float]]:
-    """Yield the microseconds per rollout of a worker in one slice after the other."""
+    """Measure slices without end and yield the microseconds per rollout of a worker, by name of the clock.
+
+    Args:
+        case: Name of a case, such as ``"sync, busy"``.
+        workers: Number of workers.
+        rollouts: Number of rollouts in a slice.
+    """
     from parenv import AsyncWorkerPool
 
     mode, load = case.split(", ")
@@ -76,7 +82,10 @@ def slices(case: str, workers: int, rollouts: int) -> Iterator[dict[str, float]]
 
 
 def measured(checkouts: Sequence[Path], case: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Return the median and the quartiles of each checkout, and the ratio of its slices to those of the first one."""
+    """Measure a case and return medians, quartiles and the ratio to the first checkout, by name of the checkout.
+
+    The ratio is the median over pairs of slices of the same turn.
+    """
     arguments = "--serve", case, str(given.workers), str(given.rollouts)
     servers = [Server(checkout, __file__, arguments, warm_up=1) for checkout in checkouts]
     found = [[server.slice() for server in servers] for _ in range(given.slices)]
@@ -96,20 +105,27 @@ def measured(checkouts: Sequence[Path], case: str, given: argparse.Namespace) ->
 
 
 def serve(case: str, workers: str, rollouts: str) -> None:
-    """Measure a slice for each line of the standard input."""
+    """Measure a slice for each line of the standard input, and print its results as a line of JSON."""
     turns = slices(case, int(workers), int(rollouts))
     for _ in sys.stdin:
         print(json.dumps(next(turns)), flush=True)
 
 
 def main() -> None:
-    """Measure all cases. With one checkout only, write its results."""
+    """Measure all cases. Write the results if this checkout is the only one."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("checkouts", nargs="*", type=Path, default=[HERE], metavar="CHECKOUT")
-    parser.add_argument("--workers", type=int, default=15)
-    parser.add_argument("--slices", type=int, default=15)
-    parser.add_argument("--rollouts", type=int, default=300)
-    parser.add_argument("--cases", nargs="*", default=CASES)
+    parser.add_argument(
+        "checkouts",
+        nargs="*",
+        type=Path,
+        default=[HERE],
+        metavar="CHECKOUT",
+        help="Folders of checkouts (default: this one).",
+    )
+    parser.add_argument("--workers", type=int, default=15, help="Number of workers (default: 15).")
+    parser.add_argument("--slices", type=int, default=15, help="Slices per checkout and case (default: 15).")
+    parser.add_argument("--rollouts", type=int, default=300, help="Rollouts of workers in a slice (default: 300).")
+    parser.add_argument("--cases", nargs="*", default=CASES, help="Cases to measure (default: all).")
     given = parser.parse_args()
     checkouts = [checkout.resolve() for checkout in given.checkouts]
     results = {case: measured(checkouts, case, given) for case in given.cases}

@@ -1,6 +1,7 @@
-"""Overhead of a rollout in the driver: microseconds, copies and messages, and memory over 10,000 rollouts.
+"""Overhead of a rollout in the main process: processor time, copies and messages, and memory over 10,000 rollouts.
 
-One case has rare rollouts of 4096 env steps, which find cold caches. The other case has tiny rollouts in sequence.
+One case has rare rollouts of 4,096 env steps, for which caches are cold. The other case has tiny rollouts in quick
+succession.
 
 python benchmarks/driver.py
 """
@@ -21,7 +22,7 @@ from parenv import AsyncWorkerPool, Stop, TorchPolicy
 
 
 class Still(gym.Env[Any, Any]):
-    """An environment that costs next to nothing and has episodes of 20 steps."""
+    """Environment with almost free steps. Its episodes have 20 steps."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,))
     action_space = gym.spaces.Discrete(2)
@@ -34,22 +35,28 @@ class Still(gym.Env[Any, Any]):
         return self._observation, {}
 
     def step(self, action: Any) -> Any:
-        """Count."""
+        """Return the same observation, and end the episode after 20 steps."""
         self._steps += 1
         return self._observation, 1.0, self._steps % 20 == 0, False, {}
 
 
 class Agent(torch.nn.Module):
-    """Two extras, as PPO has them."""
+    """Policy with the extras ``log_prob`` and ``value``, as for PPO."""
 
     def act(self, observations: Any) -> Any:
-        """Zeros."""
+        """Return zeros for actions, log-probabilities and values."""
         batch = len(observations)
         return torch.zeros(batch, dtype=torch.int64), torch.zeros(batch), torch.zeros(batch)
 
 
 def cpu_per_rollout(T: int, num_envs: int, rollouts: int) -> dict[str, float]:
-    """The driver's own processor time per rollout, and what it copied and said."""
+    """Return the main thread's microseconds per rollout, the number of copied rollouts, and the messages per rollout.
+
+    Args:
+        T: Length of a rollout in env steps.
+        num_envs: Number of sub-environments.
+        rollouts: Number of rollouts to measure.
+    """
     policy = TorchPolicy(Agent(), "act", ("actions", "log_prob", "value"))
     with AsyncWorkerPool(Still, policy, num_envs=num_envs, num_workers=2, rollout_length=T) as pool:
         stream = pool.rollouts()
@@ -67,7 +74,7 @@ def cpu_per_rollout(T: int, num_envs: int, rollouts: int) -> dict[str, float]:
 
 
 def memory_over(rollouts: int) -> dict[str, float]:
-    """PSS of driver and workers after a tenth of the rollouts and after all."""
+    """Return the PSS of main process and workers in MB, after a tenth of the rollouts and after all of them."""
     policy = TorchPolicy(Agent(), "act", ("actions", "log_prob", "value"))
     with AsyncWorkerPool(Still, policy, num_envs=4, num_workers=2, rollout_length=16) as pool:
         pids = [os.getpid(), *(pool._session.workers.pid(worker) for worker in range(pool.num_workers))]

@@ -1,7 +1,8 @@
-"""Seconds for 96 episodes of HalfCheetah whose lengths differ tenfold, by a queue and by static batches.
+"""Seconds for 96 episodes of HalfCheetah with 50 to 500 steps, with ``parenv.evaluate`` and with static batches.
 
-A static batch of 8 sub-environments waits for its longest episode, as evaluation scripts do that are written by hand.
-The time of parenv.evaluate contains the start of its workers. The time of the static batches contains no start.
+``parenv.evaluate`` assigns the next episode to each sub-environment that becomes free. A static batch of 8
+sub-environments waits for its longest episode, as in many hand-written evaluation scripts. The time of
+``parenv.evaluate`` includes the start of its workers. The time of static batches excludes it.
 
 python benchmarks/evaluation.py [REPEATS]
 """
@@ -30,23 +31,23 @@ TASK = "cheetah"
 
 
 class DrawnLength(gym.Wrapper[Any, Any, Any, Any]):
-    """Truncates each episode at a length that its seed draws. Its logarithm is uniform."""
+    """Wrapper that truncates each episode at a log-uniform random length, which the seed of the reset determines."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Draw the length of the episode."""
+        """Draw the length of the episode and begin it."""
         drawn = np.random.default_rng(seed).uniform(np.log(SHORTEST), np.log(LONGEST))
         self.left = round(float(np.exp(drawn)))
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        """Truncate the episode at its length."""
+        """Take a step and truncate the episode at its length."""
         self.left -= 1
         observation, reward, terminated, _, info = self.env.step(action)
         return observation, reward, terminated, self.left <= 0, info
 
 
 class Agent(torch.nn.Module):
-    """A network of two hidden layers."""
+    """MLP with two hidden layers of 256 units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Agent(torch.nn.Module):
         self.layers = torch.nn.Sequential(*(part for one in pairs for part in (torch.nn.Linear(*one), torch.nn.Tanh())))
 
     def forward(self, observations: Any) -> Any:
-        """Return actions."""
+        """Return actions ``[N, 6]`` for observations ``[N, 17]``."""
         return self.layers(observations.float())
 
 
@@ -64,7 +65,7 @@ def make_env() -> Any:
 
 
 def by_queue(num_workers: int) -> float:
-    """Return the seconds of parenv.evaluate."""
+    """Return the seconds that ``parenv.evaluate`` takes for all episodes."""
     began = time.perf_counter()
     options = WorkerOptions(preload=("torch", "gymnasium.envs.mujoco"))
     report = parenv.evaluate(
@@ -75,7 +76,7 @@ def by_queue(num_workers: int) -> float:
 
 
 def in_batches(envs: Any) -> float:
-    """Return the seconds of static batches, each of which runs until all of its episodes have ended."""
+    """Return the seconds for all episodes in static batches. A batch runs until all of its episodes have ended."""
     agent, began = Agent(), time.perf_counter()
     for first in range(0, EPISODES, NUM_ENVS):
         seeds = [task_episode_seed(0, TASK, first + i) for i in range(NUM_ENVS)]
@@ -91,7 +92,7 @@ def in_batches(envs: Any) -> float:
 
 
 def summary(seconds: Sequence[float], found: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the median of the seconds, and the medians of the ratios to parenv in the same turn."""
+    """Return median, minimum and maximum of the seconds, and the median ratio to each parenv subject per turn."""
     ratios = {
         f"times {name}": statistics.median(mine / theirs for mine, theirs in zip(seconds, others, strict=True))
         for name, others in found.items()
@@ -101,7 +102,7 @@ def summary(seconds: Sequence[float], found: Mapping[str, Sequence[float]]) -> d
 
 
 def main(repeats: int) -> None:
-    """Measure all in turn."""
+    """Measure all subjects in turn and save their summaries."""
     sync, apart = (kind([make_env] * NUM_ENVS) for kind in (SyncVectorEnv, AsyncVectorEnv))
     subjects: dict[str, Callable[[], float]] = {
         "SyncVectorEnv, static batches": lambda: in_batches(sync),
@@ -110,7 +111,7 @@ def main(repeats: int) -> None:
         "parenv.evaluate, 2 workers": lambda: by_queue(2),
     }
     for run in subjects.values():
-        run()  # Warms up.
+        run()  # The first run is a warm-up.
     found = interleaved(subjects, repeats, alternating=True)
     sync.close()
     apart.close()

@@ -2,8 +2,8 @@
 
 python benchmarks/evolving.py [SEED ...]
 
-Both are the population of examples/population.py. The second one never copies a member. At the end, 100 new episodes
-measure the best member of each, as chosen by the episodes of its fitness.
+Both are the population of examples/population.py, but the second one never copies a member. Each population selects its
+best member by fitness. At the end, 100 new episodes measure the return of this member.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parenv.placement import local
 from parenv.protocol import frames
 
 SEEDS = (1, 2, 3, 4, 5)
-SIZE, EVERY, TURNS, WORKERS, EPISODES = 64, 2_048, 8, 2, 5
+SIZE, EVERY, ROUNDS, WORKERS, EPISODES = 64, 2_048, 8, 2, 5
 SOLVED = 475.0
 
 
@@ -34,18 +34,22 @@ class Never(Tournament):
     """Exploitation rule that never copies a member."""
 
     def parents(self, due: Sequence[int], scores: Any, generator: Any) -> dict[int, int]:
-        """Nobody."""
+        """Return no copies."""
         return {}
 
 
 class Traffic:
-    """Bytes of all messages to and from workers."""
+    """Context manager that counts the bytes of all messages to and from local workers.
+
+    Attributes:
+        nbytes: Number of bytes so far.
+    """
 
     def __init__(self) -> None:
         self.nbytes = 0
 
     def __enter__(self) -> Traffic:
-        local.to_frames, local.from_frames = self._sent, self._heard  # type: ignore[assignment]
+        local.to_frames, local.from_frames = self._sent, self._received  # type: ignore[assignment]
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -58,17 +62,22 @@ class Traffic:
     def _sent(self, *message: Any) -> Any:
         return self._count(frames.to_frames(*message))
 
-    def _heard(self, parts: Any) -> Any:
+    def _received(self, parts: Any) -> Any:
         return frames.from_frames(self._count(parts))
 
 
 def run(evolve: Tournament, seed: int) -> dict[str, float]:
-    """One population until its env steps are used up."""
+    """Train one population for a fixed number of env steps and return its results.
+
+    Args:
+        evolve: Exploitation rule.
+        seed: Seed of the population.
+    """
     sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
     import population
 
     args = population.Args(size=SIZE, every=EVERY, num_workers=WORKERS, num_envs=16, rollout_length=16, seed=seed)
-    solved, began, total = float("inf"), 0.0, SIZE * EVERY * TURNS
+    solved, began, total = float("inf"), 0.0, SIZE * EVERY * ROUNDS
     more = {"evolve": evolve, "lineage": None, "fitness": Fitness(episodes=EPISODES)}
     with Traffic() as traffic, population.make_population(args, **more) as members:
         began = time.perf_counter()
@@ -79,12 +88,12 @@ def run(evolve: Tournament, seed: int) -> dict[str, float]:
         best = members.member(members.best)
     working = figures.switching_seconds + figures.learning_seconds + figures.fitness_seconds
     with AsyncWorkerPool(args.env_id, best.policy, num_envs=20, num_workers=WORKERS, seed=1000 + seed) as pool:
-        anew = pool.evaluate(100).mean_return
+        final_return = pool.evaluate(100).mean_return
     weights = sum(tensor.nbytes for tensor in best.policy.module.parameters())
     updates = figures.env_steps / (args.num_envs * args.rollout_length)
     hours = SIZE * seconds / 3600
     return {
-        "return of the best, measured anew": anew,
+        "return of the best, measured anew": final_return,
         f"env steps until a member scored {SOLVED:g}": solved,
         "seconds": seconds,
         "copies": figures.copies,

@@ -1,6 +1,7 @@
-"""Time until the death or hang of a worker is noticed, and until its replacement works.
+"""Time until the pool detects the death or hang of a worker, and until the replacement takes its first step.
 
-CartPole with a torch policy, two workers, the driver waiting for rollouts. ``nemesis.py`` has the long run.
+The pool has CartPoles, a torch policy and two workers, and the main process waits for rollouts. ``nemesis.py`` injects
+faults over a longer time.
 
 python benchmarks/faults.py
 """
@@ -29,7 +30,7 @@ OFTEN = RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3)
 
 
 class Agent(torch.nn.Module):
-    """The usual small network."""
+    """MLP with layers of 4, 64, 64 and 2 units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,19 +38,24 @@ class Agent(torch.nn.Module):
         self.body = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
 
     def act(self, observations: Any) -> Any:
-        """Sample."""
+        """Return sampled actions ``[N]``."""
         return torch.distributions.Categorical(logits=self.body(observations)).sample()
 
 
 class Watched(gym.Wrapper[Any, Any, Any, Any]):
-    """Remembers when it took its first step, and hangs where a flag file says so."""
+    """CartPole that records the time of its first step, and hangs if ``hang`` is set.
+
+    Attributes:
+        first_step: Time of the first step on the monotonic clock in seconds, or 0 before it.
+        hang: Whether the next step never returns.
+    """
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
         self.first_step, self.hang = 0.0, False
 
     def step(self, action: Any) -> Any:
-        """Take a step, or never return from it."""
+        """Take a step, or hang."""
         self.first_step = self.first_step or time.monotonic()
         while self.hang:
             time.sleep(1000)
@@ -64,19 +70,23 @@ class Noticed(logging.Handler):
         self.at: list[float] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Remember the time."""
+        """Record the time."""
         self.at.append(time.monotonic())
 
 
 def pool_of(**options: Any) -> AsyncWorkerPool:
-    """16 sub-environments in two workers."""
+    """Make a pool of 16 sub-environments in two workers.
+
+    Args:
+        **options: Further arguments of :class:`~parenv.WorkerOptions`.
+    """
     workers = WorkerOptions(restart=OFTEN, **options)
     policy = TorchPolicy(Agent(), "act", ("actions",))
     return AsyncWorkerPool(Watched, policy, num_envs=16, num_workers=2, mode="sync", workers=workers)
 
 
 def killed(noticed: Noticed) -> dict[str, Any]:
-    """SIGKILL at random moments: until it is noticed, and until the replacement takes its first step."""
+    """Kill workers at random times and return the time until detection and until the first step of the replacement."""
     until_noticed, until_stepping = [], []
     with pool_of() as pool:
         stream = pool.rollouts()
@@ -102,7 +112,7 @@ def killed(noticed: Noticed) -> dict[str, Any]:
 
 
 def hung(limit_s: float, noticed: Noticed) -> dict[str, float]:
-    """A step that never returns: until its worker is dead, over the limit."""
+    """Make steps hang and return the time until detection, as a multiple of the time limit in seconds."""
     over = []
     with pool_of(step_timeout_s=limit_s) as pool:
         stream = pool.rollouts()
@@ -118,7 +128,7 @@ def hung(limit_s: float, noticed: Noticed) -> dict[str, float]:
 
 
 def spread(values: Sequence[float], unit: float) -> dict[str, float]:
-    """Median and worst."""
+    """Return median and maximum of values, multiplied by ``unit``."""
     return {"median": statistics.median(values) * unit, "worst": max(values) * unit}
 
 

@@ -1,7 +1,7 @@
-"""Learning curves of the examples beside a reference implementation: return over env steps and over seconds.
+"""Learning curves of the examples and of reference implementations: return over env steps and over seconds.
 
-Runs of all systems and seeds take turns, each in a process of its own. Results are stored in
-``results/gallery_NAME.json`` with a picture. The script also updates the page ``docs/gallery.md``.
+The script runs all systems for one seed after the other, each run in a separate process. It writes the results to
+``results/gallery_NAME.json`` and draws a plot. The script also updates the page ``docs/gallery.md``.
 
 python benchmarks/gallery.py cartpole-ppo
 """
@@ -33,17 +33,17 @@ SHORT = ("cartpole-ppo", "cartpole-dqn")
 POINTS = 200
 """Maximal number of points of a stored curve."""
 WINDOW = 100
-"""Number of episodes that a mean return averages. The example ``sac`` has its own, because it runs few episodes."""
+"""Number of episodes in a mean return. The example ``sac`` averages fewer, because it runs few episodes."""
 SAC_WINDOW = 20
 Point = tuple[float, float, float]
 COLOURS = ("#1f6fb4", "#8a9099", "#d98032")
 
 
 class Subject(NamedTuple):
-    """One picture of the gallery.
+    """One plot of the gallery.
 
     Args:
-        title: Title of the picture.
+        title: Title of the plot.
         goal: Mean return that ends a run, infinite for none.
         systems: Functions of the seed that return a curve of (env steps, seconds, mean return), by label. The first one
             is parenv.
@@ -55,13 +55,13 @@ class Subject(NamedTuple):
 
 
 def program(name: str) -> Any:
-    """Import a program of ``examples/``."""
+    """Import and return a program of ``examples/``."""
     sys.path.insert(0, str(ROOT / "examples"))
     return importlib.import_module(name)
 
 
 def example(name: str, *arguments: str) -> Callable[[int], Sequence[Point]]:
-    """Return a function that runs a program of ``examples/``."""
+    """Return a function that runs a program of ``examples/`` with a seed and returns its curve."""
 
     def run(seed: int) -> Sequence[Point]:
         curve: Sequence[Point] = program(name).main(["--seed", str(seed), *arguments]).points
@@ -79,7 +79,17 @@ def stable_baselines(
     window: int = WINDOW,
     **settings: Any,
 ) -> Callable[[int], Sequence[Point]]:
-    """Return a function that runs an algorithm of Stable-Baselines3 in one process."""
+    """Return a function that runs an algorithm of Stable-Baselines3 with a seed and returns its curve.
+
+    Args:
+        algorithm: Class name of the algorithm, such as ``"PPO"``.
+        env_id: Gymnasium id of the environment.
+        num_envs: Number of sub-environments, all in this process.
+        env_steps: Env steps after which the run ends.
+        goal: Mean return that ends the run.
+        window: Number of episodes in a mean return.
+        **settings: Further arguments of the algorithm.
+    """
 
     def run(seed: int) -> Sequence[Point]:
         import stable_baselines3
@@ -99,7 +109,7 @@ def stable_baselines(
                     points.append((self.num_timesteps, time.perf_counter() - began, mean))
                 return len(episodes) < window or mean < goal
 
-        # Given an id, make_vec_env makes environments that can be drawn, of which LunarLander simulates the flames too.
+        # Given an id, make_vec_env enables rendering, and LunarLander then also simulates the particles of its flames.
         envs = make_vec_env(partial(gym.make, env_id), num_envs, seed)
         model = getattr(stable_baselines3, algorithm)(
             "MlpPolicy", envs, seed=seed, device="cpu", stats_window_size=window, **settings
@@ -171,7 +181,14 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def band(curves: Sequence[Sequence[Point]], column: int) -> tuple[Any, Any, Any, Any]:
-    """Return the median, the minimum and the maximum of several curves. A curve that has ended keeps its last value."""
+    """Return positions, and the median, minimum and maximum of several curves there, each ``[POINTS]``.
+
+    A curve that has ended keeps its last value.
+
+    Args:
+        curves: One curve per seed.
+        column: 0 for positions in env steps, 1 for positions in seconds.
+    """
     ends = [curve[-1][column] for curve in curves]
     places = np.linspace(min(curve[0][column] for curve in curves), max(ends), POINTS)
     values = [np.interp(places, [p[column] for p in curve], [p[2] for p in curve]) for curve in curves]
@@ -179,7 +196,7 @@ def band(curves: Sequence[Sequence[Point]], column: int) -> tuple[Any, Any, Any,
 
 
 def draw(name: str, found: Mapping[str, Sequence[Sequence[Point]]], path: Path) -> None:
-    """Draw the returns over env steps and, below, over seconds: the median of the seeds, and a band of their range."""
+    """Plot the return over env steps and over seconds: the median of the seeds in a band from minimum to maximum."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -202,14 +219,14 @@ def draw(name: str, found: Mapping[str, Sequence[Sequence[Point]]], path: Path) 
 
 
 def block() -> str:
-    """Return the generated part of the page, with the markers around it."""
+    """Return the generated part of the page, including its markers."""
     kept = [name for name in SUBJECTS if (RESULTS / f"gallery_{name}.json").exists()]
     parts = [_entry(name, json.loads((RESULTS / f"gallery_{name}.json").read_text())) for name in kept]
     return "<!-- curves -->\n" + ("\n".join(parts) or "No curves are kept yet.\n") + "<!-- end of curves -->"
 
 
 def filled(page: str) -> str:
-    """Return the page with new curves."""
+    """Return the page with its generated part replaced."""
     return re.sub(r"<!-- curves -->.*<!-- end of curves -->", lambda _: block(), page, flags=re.DOTALL)
 
 
@@ -236,7 +253,7 @@ def _last(runs: Sequence[Sequence[Point]], column: int) -> str:
 
 
 def run_all(name: str, seeds: Sequence[int]) -> dict[str, list[list[Point]]]:
-    """Run all systems with all seeds in turn, and return their curves."""
+    """Run all systems of a plot for each seed in turn, and return the curves by label."""
     found: dict[str, list[list[Point]]] = {label: [] for label in SUBJECTS[name].systems}
     for seed in seeds:
         for number, label in enumerate(found):
@@ -248,15 +265,15 @@ def run_all(name: str, seeds: Sequence[int]) -> dict[str, list[list[Point]]]:
 
 
 def main() -> None:
-    """Run and draw some of the subjects."""
+    """Run and draw the plots that the command line names, or a single run for the parent process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"pictures to draw, out of {', '.join(SUBJECTS)}; default: {', '.join(SHORT)}",
+        help=f"Plots to draw, out of {', '.join(SUBJECTS)} (default: {', '.join(SHORT)}).",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="seeds of the runs, default: 1 to 5")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="Seeds of the runs (default: 1 to 5).")
     parser.add_argument("--one", type=int, nargs=2, metavar=("SYSTEM", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.names or SHORT

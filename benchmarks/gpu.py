@@ -1,7 +1,9 @@
-"""Does a GPU help? PPO and DQN, a small MLP and convolutions: all on the CPU, a GPU learner, GPU workers too.
+"""Gain from a GPU for PPO and DQN, with a small MLP and with convolutions.
 
-python benchmarks/gpu.py            with a CUDA device: all cases, kept under results/
-python benchmarks/gpu.py --cpu      without one: the case that needs none, to see that it runs; nothing is kept
+The cases are: all on the CPU, only the learner on the GPU, and learner and workers on the GPU.
+
+python benchmarks/gpu.py            all cases, stored under results/; requires a CUDA device
+python benchmarks/gpu.py --cpu      only the case without a GPU, as a check of the script; stores nothing
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ NUM_ENVS, NUM_WORKERS, ROLLOUT_LENGTH, UPDATES, WARM_UPS, REPEATS = 32, 4, 64, 1
 
 
 class Case(NamedTuple):
-    """Devices of learner and workers, and the path of a rollout to the learner."""
+    """Devices of one case, and how rollouts reach the learner.
+
+    Args:
+        learner: Device of the learner.
+        workers: Device of the workers' policies.
+        prefetches: Whether :func:`~parenv.learning.prefetch` moves rollouts to the learner ahead of their use.
+    """
 
     learner: str
     workers: str
@@ -41,7 +49,7 @@ CASES = {
 
 
 class Pixels(gym.Env[Any, Any]):
-    """84 x 84 x 4 bytes, a step of almost nothing."""
+    """Environment with observations ``[4, 84, 84]`` in uint8 and almost free steps."""
 
     observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     action_space = gym.spaces.Discrete(6)
@@ -60,13 +68,13 @@ class Pixels(gym.Env[Any, Any]):
 
 
 class Net(nn.Module):
-    """Logits or action values, and a value, from a body.
+    """Network with a common body and two heads: a score per action (a logit or an action value), and a state value.
 
     Args:
-        body: maps observations in floats to features.
-        features: how many.
-        actions: how many.
-        scale: of the observations.
+        body: Module from scaled observations in float32 to features ``[N, features]``.
+        features: Number of features.
+        actions: Number of actions.
+        scale: Factor for observations.
     """
 
     def __init__(self, body: nn.Module, features: int, actions: int, scale: float) -> None:
@@ -75,24 +83,24 @@ class Net(nn.Module):
         self.scores, self.value = nn.Linear(features, actions), nn.Linear(features, 1)
 
     def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores ``[N, A]`` and values ``[N]``."""
+        """Return scores ``[N, actions]`` and values ``[N]``."""
         features = self.body(observations.float() * self.scale)
         return self.scores(features), self.value(features)[:, 0]
 
     def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sampled actions and their log probabilities."""
+        """Return sampled actions and their log-probabilities, each ``[N]``."""
         policy = torch.distributions.Categorical(logits=self(observations)[0], validate_args=False)
         actions = policy.sample()
         return actions, policy.log_prob(actions)
 
 
 def mlp() -> Net:
-    """For CartPole."""
+    """Make an MLP with two layers of 64 units for CartPole."""
     return Net(nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()), 64, 2, 1.0)
 
 
 def convolutions() -> Net:
-    """Network of Mnih et al. 2015 with 1.7 million parameters."""
+    """Make the network of Mnih et al. 2015, with 1.7 million parameters."""
     return Net(nature_body(), 512, 6, 1 / 255)
 
 
@@ -103,7 +111,10 @@ NETS: dict[str, tuple[Callable[[], Net], Callable[[], Any]]] = {
 
 
 def ppo_loss(net: Net, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The clipped objective with plain rewards for returns; the amount of work is what matters."""
+    """Return the clipped objective of PPO plus a value loss.
+
+    Rewards replace the returns, because the benchmark needs only the same amount of computation.
+    """
     scores, values = net(batch["observations"])
     policy = torch.distributions.Categorical(logits=scores, validate_args=False)
     ratio = (policy.log_prob(batch["actions"]) - batch["log_prob"]).exp()
@@ -113,7 +124,7 @@ def ppo_loss(net: Net, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def dqn_loss(net: Net, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """One-step targets by the network itself."""
+    """Return the mean squared error to one-step targets, without a target network."""
     with torch.no_grad():
         wanted = batch["rewards"] + 0.99 * net(batch["next_observations"])[0].amax(-1)
     return (net(batch["observations"])[0].gather(-1, batch["actions"][:, None])[:, 0] - wanted).square().mean()
@@ -123,7 +134,7 @@ ALGORITHMS = {"PPO, 4 epochs": (ppo_loss, 4), "DQN, 1 epoch": (dqn_loss, 1)}
 
 
 def learn(net: Net, optimizer: torch.optim.Optimizer, rollout: Rollout, loss_fn: Any, epochs: int) -> None:
-    """Minibatches of 256 from a rollout, each transition once an epoch."""
+    """Train on minibatches of 256 transitions from a rollout. Each epoch uses every transition once."""
     flat = rollout.transitions()
     fields = {
         "observations": flat.observations, "actions": flat.actions, "rewards": flat.rewards,
@@ -137,7 +148,14 @@ def learn(net: Net, optimizer: torch.optim.Optimizer, rollout: Rollout, loss_fn:
 
 
 def seconds_per_update(case: Case, net_name: str, algorithm: str, utilisation: list[float]) -> float:
-    """Seconds from one learned rollout to the next; notes how busy the GPU was, in percent."""
+    """Return the seconds per update, after several warm-up updates.
+
+    Args:
+        case: Devices.
+        net_name: Key of :data:`NETS`.
+        algorithm: Key of :data:`ALGORITHMS`.
+        utilisation: List to which the function appends the GPU utilization in percent, once per update.
+    """
     make_net, make_env = NETS[net_name]
     loss_fn, epochs = ALGORITHMS[algorithm]
     net = make_net().to(case.learner)
@@ -161,11 +179,11 @@ def seconds_per_update(case: Case, net_name: str, algorithm: str, utilisation: l
                 utilisation.append(float(torch.cuda.utilization()))
             if update == WARM_UPS + UPDATES:
                 return (time.perf_counter() - began) / UPDATES
-    raise AssertionError("a stream without an end has ended")
+    raise AssertionError("the stream of rollouts ended early")
 
 
 def compare(net_name: str, algorithm: str, cases: dict[str, Case]) -> dict[str, Any]:
-    """All cases, interleaved."""
+    """Measure all cases in turn and return their summary, with the mean GPU utilization in percent."""
     utilisation: dict[str, list[float]] = {name: [] for name in cases}
     found = summary(
         interleaved(
@@ -184,10 +202,10 @@ def compare(net_name: str, algorithm: str, cases: dict[str, Case]) -> dict[str, 
 
 
 def main() -> None:
-    """Measure all cases there is a device for."""
+    """Measure and store all cases, or with ``--cpu`` only print the case without a GPU."""
     only_cpu = "--cpu" in sys.argv
     if not only_cpu and not torch.cuda.is_available():
-        print("no CUDA device: nothing to compare")
+        print("No CUDA device is available, so there is nothing to compare. Use --cpu to check that the script runs.")
         return
     cases = {name: case for name, case in CASES.items() if not only_cpu or case.learner == "cpu"}
     for algorithm in ALGORITHMS:

@@ -1,4 +1,4 @@
-"""A2C with 1, 2 and 4 workers at equal samples; A3C with gradients and with experience, and its policy lag.
+"""Learning curves of A2C with 1, 2 and 4 workers, and of A3C with gradients and with experience; policy lag of A3C.
 
 python benchmarks/gradient_curves.py
 """
@@ -61,7 +61,7 @@ def draw(curves: dict[str, list[Any]], path: Path) -> None:
 
 
 def lag_of(runs: list[Any]) -> Counter[int]:
-    """Count each policy lag in all runs together."""
+    """Return the number of occurrences of each policy lag in all runs together, in ascending order of lag."""
     counts: Counter[int] = Counter()
     for run in runs:
         counts.update(run.policy_lag)

@@ -1,4 +1,4 @@
-"""Gradient parallelism: what a second worker brings, what the driver costs, and how fast gradients are added up.
+"""Gradient parallelism: gain from a second worker, overhead of the main process, and time to add gradients.
 
 python benchmarks/gradients.py
 """
@@ -28,7 +28,7 @@ MEGABYTES, WARM_UPS = 40, 2
 
 
 def calibrated(seconds: float) -> int:
-    """Return the number of products of small matrices that take a given time."""
+    """Return the number of products of 64 x 64 matrices that take a given time in seconds."""
     matrix, count = np.ones((64, 64)), 200
     best = min(_timed(lambda: [matrix @ matrix for _ in range(count)]) for _ in range(20))
     return round(seconds * count / best)
@@ -41,10 +41,10 @@ def _timed(work: Callable[[], Any]) -> float:
 
 
 class Simulator(gym.Env[Any, Any]):
-    """Pixels, and the same amount of arithmetic in every step.
+    """Environment with observations ``[4, 84, 84]`` in uint8 and the same amount of arithmetic in every step.
 
     Args:
-        multiplications: how much.
+        multiplications: Number of products of 64 x 64 matrices per step.
     """
 
     observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -59,14 +59,14 @@ class Simulator(gym.Env[Any, Any]):
         return self._observation, {}
 
     def step(self, action: Any) -> Any:
-        """Compute."""
+        """Multiply matrices."""
         for _ in range(self._count):
             self._matrix @ self._matrix
         return self._observation, 1.0, False, False, {}
 
 
 class Nature(nn.Module):
-    """The convolutions of Mnih et al. 2015, with policy and value: 1.7 million parameters."""
+    """Network of Mnih et al. 2015 with heads for policy and value: 1.7 million parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,12 +74,15 @@ class Nature(nn.Module):
         self.policy, self.value = nn.Linear(512, 6), nn.Linear(512, 1)
 
     def act(self, observations: torch.Tensor) -> torch.Tensor:
-        """Sample."""
+        """Return sampled actions ``[N]``."""
         return torch.distributions.Categorical(logits=self.policy(self.body(observations.float() / 255))).sample()
 
 
 def loss_fn(policy: Any, rollout: Any) -> torch.Tensor:
-    """Policy gradient and value loss with plain returns; the amount of work is what matters."""
+    """Return a policy gradient loss plus a value loss.
+
+    Rewards replace the returns, because the benchmark needs only the same amount of computation.
+    """
     module = policy.module
     features = module.body(rollout.observations.flatten(0, 1).float() / 255)
     log_prob = torch.distributions.Categorical(logits=module.policy(features)).log_prob(rollout.actions.flatten())
@@ -87,8 +90,15 @@ def loss_fn(policy: Any, rollout: Any) -> torch.Tensor:
     return (error.pow(2) - log_prob * error.detach()).mean()
 
 
-def workers_rate(num_workers: int, multiplications: int, waited: dict[int, list[float]]) -> float:
-    """Samples per second of rounds with an optimizer's step and a publish in each; notes the driver's share."""
+def workers_rate(num_workers: int, multiplications: int, driver_shares: dict[int, list[float]]) -> float:
+    """Return the samples per second of a pool whose main process applies each gradient and publishes the result.
+
+    Args:
+        num_workers: Number of workers.
+        multiplications: Number of matrix products per env step.
+        driver_shares: Lists by number of workers. The function appends the processor time of the main process divided
+            by the duration of a round.
+    """
     policy = TorchPolicy(Nature(), "act", ("actions",))
     optimizer = torch.optim.RMSprop(policy.module.parameters(), 1e-4)
     with AsyncWorkerPool(
@@ -109,12 +119,12 @@ def workers_rate(num_workers: int, multiplications: int, waited: dict[int, list[
             if round_ == WARM_UPS + ROUNDS:
                 break
         seconds = time.perf_counter() - began
-    waited.setdefault(num_workers, []).append(driver_s / seconds)
+    driver_shares.setdefault(num_workers, []).append(driver_s / seconds)
     return samples / seconds
 
 
 def shared(count: int, megabytes: int) -> list[torch.Tensor]:
-    """Gradients in shared memory, as workers leave them."""
+    """Return ``count`` gradients of this size in shared memory, where workers store them."""
     nbytes = megabytes * 1_000_000
     rows = np.frombuffer(mmap.mmap(-1, count * nbytes), np.float32).reshape(count, -1)
     rows[:] = np.random.default_rng(0).random(rows.shape[1], np.float32)
@@ -122,7 +132,10 @@ def shared(count: int, megabytes: int) -> list[torch.Tensor]:
 
 
 def reduction() -> dict[str, Any]:
-    """Milliseconds: 4 x 40 MB to one, beside reading that memory once; 2 x 40 MB, beside gloo."""
+    """Measure the milliseconds to add gradients of 40 MB each, and return their summary.
+
+    The reference for 4 gradients is a single read of the same memory. For 2 gradients it is ``all_reduce`` with gloo.
+    """
     four, two = shared(4, MEGABYTES), shared(2, MEGABYTES)
 
     def reduced(gradients: list[torch.Tensor]) -> float:
@@ -143,10 +156,10 @@ def reduction() -> dict[str, Any]:
 
 
 class Gloo:
-    """Two processes of ``torch.distributed``, of which this is one.
+    """Group of ``torch.distributed`` with this process and a second one.
 
     Args:
-        folder: where they find each other.
+        folder: Folder for the file through which the processes find each other.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -162,7 +175,7 @@ class Gloo:
         return self
 
     def all_reduce(self) -> float:
-        """Return milliseconds since both gradients were available."""
+        """Return the milliseconds of ``all_reduce`` after a barrier."""
         self._pipe.send("go")
         torch.distributed.barrier()
         return 1000 * _timed(lambda: torch.distributed.all_reduce(self._mine))
@@ -187,13 +200,13 @@ def _other_rank(pipe: Any, folder: str) -> None:
 
 
 def main() -> None:
-    """Measure all."""
+    """Measure pools and reductions, and save the results."""
     multiplications = calibrated(STEP_S)
-    waited: dict[int, list[float]] = {}
-    rates = interleaved({str(n): lambda n=n: workers_rate(n, multiplications, waited) for n in (1, 2)}, REPEATS)  # type: ignore[misc]
+    driver_shares: dict[int, list[float]] = {}
+    rates = interleaved({str(n): lambda n=n: workers_rate(n, multiplications, driver_shares) for n in (1, 2)}, REPEATS)  # type: ignore[misc]
     results = {
         "samples per second by number of workers": summary(rates, "1"),
-        "driver's processor time over the time of a round": {n: statistics.median(v) for n, v in waited.items()},
+        "driver's processor time over the time of a round": {n: statistics.median(v) for n, v in driver_shares.items()},
         "parameters": sum(p.numel() for p in Nature().parameters()),
         "reduction, ms": reduction(),
     }

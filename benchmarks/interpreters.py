@@ -1,6 +1,6 @@
-"""Sub-environments in another interpreter: steps and start, in turn with ordinary workers.
+"""Steps and start-up of sub-environments in another interpreter, measured in turn with ordinary workers.
 
-The other interpreter is the same Python, so that only the way to it differs.
+The other interpreter runs the same Python, so the results differ only by the overhead of a separate interpreter.
 
 python benchmarks/interpreters.py
 """
@@ -23,8 +23,14 @@ CASES = {"cartpole-64": ("CartPole-v1", 64), "halfcheetah-16": ("HalfCheetah-v5"
 OPTIONS = {"ordinary worker": None, "another interpreter": sys.executable}
 
 
-def made(name: str, num_envs: int, python: str | None) -> ParallelVectorEnv:
-    """Make the vector env, with two workers that do not spin."""
+def make_envs(name: str, num_envs: int, python: str | None) -> ParallelVectorEnv:
+    """Make a vector env with two workers that do not spin.
+
+    Args:
+        name: Gymnasium id of the environment.
+        num_envs: Number of sub-environments.
+        python: Path of the other interpreter, or ``None`` for ordinary workers.
+    """
     return ParallelVectorEnv(
         [entry_point(name)] * num_envs,
         num_workers=WORKERS,
@@ -35,11 +41,14 @@ def made(name: str, num_envs: int, python: str | None) -> ParallelVectorEnv:
 
 
 def stepping(name: str, num_envs: int) -> dict[str, Any]:
-    """Measure env steps per second of both in turn; the ratio is the median of the ratios within one turn."""
+    """Measure the env steps per second of both kinds of workers in turn.
+
+    The ratio is the median of the ratios within a turn.
+    """
     with contextlib.ExitStack() as stack:
         measures = {}
         for kind, python in OPTIONS.items():
-            envs = stack.enter_context(contextlib.closing(made(name, num_envs, python)))
+            envs = stack.enter_context(contextlib.closing(make_envs(name, num_envs, python)))
             envs.reset(seed=0)
             actions = sampled_actions(entry_point(name), num_envs)
             measures[kind] = lambda envs=envs, actions=actions: step_rate(envs, actions)
@@ -53,12 +62,12 @@ def stepping(name: str, num_envs: int) -> dict[str, Any]:
 
 
 def starting() -> dict[str, Any]:
-    """Measure seconds until the first observation of 8 CartPoles in 2 workers, whose fork server runs already."""
+    """Measure the seconds until the first observation of 8 CartPoles in 2 workers, with running fork servers."""
     found: dict[str, list[float]] = {kind: [] for kind in OPTIONS}
     for _ in range(STARTS + 1):
         for kind, python in OPTIONS.items():
             began = time.perf_counter()
-            with contextlib.closing(made("CartPole-v1", 8, python)) as envs:
+            with contextlib.closing(make_envs("CartPole-v1", 8, python)) as envs:
                 envs.reset(seed=0)
                 found[kind].append(time.perf_counter() - began)
     return {kind: round(statistics.median(seconds[1:]), 3) for kind, seconds in found.items()}

@@ -1,4 +1,4 @@
-"""DQN by one learner and by two, at equal samples: seconds, loss and steps balanced after 100 to 1,000 iterations.
+"""DQN with one and with two learners at equal samples: seconds, loss and balanced steps after 100 to 1,000 iterations.
 
 python benchmarks/learners.py
 """
@@ -20,7 +20,7 @@ NAMES = ("iterations", "seconds", "loss", "env_steps", "steps_balanced")
 
 
 def run(learners: int, seed: int) -> list[dict[str, float]]:
-    """The rows that the example prints."""
+    """Run the example and return the rows that it prints."""
     launcher = (
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(learners)] if learners > 1 else []
     )
@@ -32,7 +32,7 @@ def run(learners: int, seed: int) -> list[dict[str, float]]:
 
 
 def draw(found: dict[str, list[list[dict[str, float]]]], path: Path) -> None:
-    """Seconds and loss over iterations for both; steps balanced over env steps, which is what they cost."""
+    """Plot seconds and loss over iterations, and balanced steps over env steps, for one and for two learners."""
     import matplotlib
 
     matplotlib.use("Agg")

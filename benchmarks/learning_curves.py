@@ -1,4 +1,4 @@
-"""Return over env steps and over seconds: the examples, plain and with the pool (sync), three seeds each.
+"""Learning curves of the examples without and with a synchronous pool: return over env steps and over seconds.
 
 python benchmarks/learning_curves.py
 """
@@ -19,13 +19,13 @@ LABELS = ("plain, one process", "with the pool, 2 workers")
 
 
 def run(name: str) -> list[Any]:
-    """The curves of one example, one per seed."""
+    """Run an example and return one curve per seed."""
     main = importlib.import_module(name).main
     return [main(["--seed", str(seed)]).points for seed in SEEDS]
 
 
 def draw(curves: dict[str, list[list[Any]]], path: Path) -> None:
-    """One row per algorithm, env steps on the left and seconds on the right."""
+    """Plot the return over env steps (left) and over seconds (right), with one row per algorithm."""
     import matplotlib
 
     matplotlib.use("Agg")

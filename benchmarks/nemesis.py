@@ -1,6 +1,6 @@
-"""Random faults in pools and vector envs, with an audit of each transition, and slices without faults to compare.
+"""Random faults in pools and vector envs, with an audit of each transition, and slices without faults for comparison.
 
-Prints one table. ``make soak`` runs the same.
+The script prints a table. ``make soak`` runs the same scenarios.
 
 python benchmarks/nemesis.py [--seconds 60]
 """
@@ -56,26 +56,28 @@ COLUMNS = (
 
 
 class SimulatorError(RuntimeError):
-    """An environment that raises, raises this."""
+    """Error that environments raise on request."""
 
 
-class Cursed(LedgerEnv):
-    """Obeys its byte of a file, once: raises, crashes or exits before it takes a step.
+class FaultyEnv(LedgerEnv):
+    """Ledger environment that raises, crashes or exits before its next step if a byte in a file requests this.
+
+    It clears the byte first, so each request causes one fault.
 
     Args:
-        orders: path of the file.
-        env_id: what it calls itself.
-        pool_seed: as for ledgers.
+        orders: Path of a file with one byte per environment: 0, or a value of :data:`ORDERS`.
+        env_id: First number of every observation, and the index of the byte.
+        pool_seed: Seed of the pool, as for :class:`~parenv.testing.LedgerEnv`.
     """
 
     def __init__(self, orders: str, env_id: int, pool_seed: int | None = None) -> None:
         super().__init__(env_id, pool_seed=pool_seed)
-        # Else every segfault prints a stack.
+        # faulthandler would print a stack for every segfault.
         faulthandler.disable()
         self._orders, self._env_id = open_orders(orders), env_id
 
     def step(self, action: Any) -> Any:
-        """Take a step, or not."""
+        """Cause the requested fault, or take a step."""
         if order := self._orders[self._env_id]:
             self._orders[self._env_id] = 0
             self._obey(order)
@@ -96,7 +98,13 @@ def open_orders(path: str) -> mmap.mmap:
 
 @dataclass
 class Found:
-    """Result of the audit of one scenario."""
+    """Results of the audit of one scenario.
+
+    Attributes:
+        transitions: Number of audited transitions.
+        wrong: Number of faulty rollouts or rows by fault.
+        seconds_to_recover: Seconds from each fatal fault to the first result of the replacement.
+    """
 
     transitions: int = 0
     wrong: Counter[str] = field(default_factory=Counter)
@@ -104,16 +112,16 @@ class Found:
 
 
 class Nemesis:
-    """Makes faults of all kinds in random workers, from a thread of its own, whatever they are doing.
+    """Injector of random faults into random workers, at random times and from a separate thread.
 
     Args:
-        workers: the workers.
-        orders: of the environments, a byte each.
-        chance: random numbers.
+        workers: Workers of a pool or vector env.
+        orders: One byte per environment with the requested fault.
+        chance: Random number generator.
 
     Attributes:
-        made: how many, by kind.
-        down: when ``(worker, generation)`` was dealt a fault that ends it.
+        made: Number of faults by kind.
+        down: Times of the first fatal fault on the monotonic clock in seconds, by ``(worker, generation)``.
     """
 
     def __init__(self, workers: Any, orders: mmap.mmap, chance: random.Random) -> None:
@@ -122,13 +130,13 @@ class Nemesis:
         self.down: dict[tuple[int, int], float] = {}
 
     def begin(self, seconds: float) -> threading.Thread:
-        """Make faults for so long."""
+        """Start a thread that injects faults for a time in seconds, and return it."""
         thread = threading.Thread(target=self._run, args=(seconds,))
         thread.start()
         return thread
 
     def back(self, worker: int, generation: int) -> float | None:
-        """Note a result of this generation, and return the seconds since the fault that ended the previous one."""
+        """Note a result of this generation. Return the seconds since the fault that ended an earlier one, if any."""
         ended = [key for key in list(self.down) if key[0] == worker and key[1] < generation]
         moments = [self.down.pop(key) for key in ended]
         return time.monotonic() - min(moments) if moments else None
@@ -138,7 +146,7 @@ class Nemesis:
         while (at := time.monotonic() + self._chance.expovariate(1.0 / MEAN_S)) < deadline:
             time.sleep(max(0.0, at - time.monotonic()))
             worker, fault = self._chance.randrange(WORKERS), self._chance.choice(FAULTS)
-            # The driver may be starting a worker, and so changing what is read here.
+            # The main process may restart a worker at the same time and change the tables that _strike reads.
             with contextlib.suppress(RuntimeError, ProcessLookupError):
                 self._strike(worker, fault)
 
@@ -148,7 +156,7 @@ class Nemesis:
         # A signal to pid -1 would reach all processes.
         if pid <= 0 or self._orders[env_id]:
             return
-        # The end of a pause would wake one that has been stopped for good.
+        # The SIGCONT of a pause would continue a worker that a SIGSTOP has stopped permanently.
         if fault == "pauses" and (worker, generation) in self.down:
             return
         if fault not in HARMLESS:
@@ -165,28 +173,28 @@ class Nemesis:
 
 
 class Subject(Protocol):
-    """Subject of the nemesis."""
+    """Pool or vector env into which the nemesis injects faults."""
 
     @property
     def workers(self) -> Any:
-        """Its workers."""
+        """Workers of the pool or vector env."""
 
     def advance(self, found: Found) -> Iterator[tuple[int, int]]:
-        """Take and audit the next results. Return ``(worker, generation)`` of workers that are back."""
+        """Take and audit the next results. Yield ``(worker, generation)`` of each restarted worker among them."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the pool or vector env."""
 
 
 class Learner(torch.nn.Module):
-    """Learns nothing of use from ledgers, by one real gradient after the other."""
+    """Policy with trainable logits. It has real gradients but learns nothing useful from the rewards of ledgers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.logits = torch.nn.Parameter(torch.zeros(2))
 
     def act(self, observations: Any) -> Any:
-        """Sample."""
+        """Return sampled actions ``[N]``."""
         return (torch.distributions.Categorical(logits=self.logits.expand(len(observations), 2)).sample(),)
 
 
@@ -196,12 +204,12 @@ def loss_fn(policy: Any, rollout: Any) -> Any:
 
 
 class PoolSubject:
-    """A pool of ledgers; some rollouts are held for a while and audited again, new versions are published.
+    """Pool of ledger environments that publishes often, and holds some rollouts to audit them again later.
 
     Args:
-        orders: path of the environments' orders.
-        mode: as for a pool.
-        parallelism: likewise.
+        orders: Path of the file with the requested faults.
+        mode: ``mode`` of the pool.
+        parallelism: ``parallelism`` of the pool.
     """
 
     def __init__(self, orders: str, mode: Any, parallelism: Any) -> None:
@@ -211,7 +219,7 @@ class PoolSubject:
             {"loss_fn": loss_fn, "gradient": GradientOptions(keep_rollouts=True)} if learns else {"prefetch": 2}
         )
         self.pool = AsyncWorkerPool(
-            [lambda env_id=env_id: Cursed(orders, env_id, SEED) for env_id in range(NUM_ENVS)],
+            [lambda env_id=env_id: FaultyEnv(orders, env_id, SEED) for env_id in range(NUM_ENVS)],
             self._policy,
             num_workers=WORKERS,
             mode=mode,
@@ -234,7 +242,11 @@ class PoolSubject:
         self._chance = random.Random(SEED)
 
     def advance(self, found: Found) -> Iterator[tuple[int, int]]:
-        """Take and audit a rollout, or a gradient and what it was computed from."""
+        """Take and audit a rollout, or the rollouts of a gradient.
+
+        Yields:
+            ``(worker, generation)`` of each restarted worker.
+        """
         for rollout in next(self._stream):
             before = dict(self._expected)
             audit(rollout, self._expected, found)
@@ -245,7 +257,7 @@ class PoolSubject:
             self.pool.publish(self._policy)
 
     def close(self) -> None:
-        """End it."""
+        """Close the pool or vector env."""
         self._held.clear()
         self.pool.close()
 
@@ -270,7 +282,13 @@ class PoolSubject:
 
 
 def audit(rollout: Any, expected: dict[int, tuple[int, ...]], found: Found) -> None:
-    """Count a faulty rollout by its fault, and continue with the next one."""
+    """Audit a rollout and count it in ``found.wrong`` if it is faulty.
+
+    Args:
+        rollout: Rollout of ledger environments.
+        expected: Expected next observation by env_id. It is updated also after a faulty rollout.
+        found: Results of the scenario.
+    """
     before = dict(expected)
     try:
         check_ledger(rollout, expected)
@@ -282,7 +300,7 @@ def audit(rollout: Any, expected: dict[int, tuple[int, ...]], found: Found) -> N
 
 
 def kind_of_error(rollout: Any, expected: Mapping[int, tuple[int, ...]]) -> str:
-    """``"lost"`` if it begins too late, ``"duplicated"`` if it begins too early, else ``"torn"``."""
+    """Return ``"lost"`` if a column begins too late, ``"duplicated"`` if it begins too early, else ``"torn"``."""
     for column, env_id in enumerate(rollout.env_ids.tolist()):
         first = tuple(rollout.observations[0, column, 1:].tolist())
         if env_id in expected and not rollout.restarted[column] and first != expected[env_id]:
@@ -291,16 +309,16 @@ def kind_of_error(rollout: Any, expected: Mapping[int, tuple[int, ...]]) -> str:
 
 
 class VectorSubject:
-    """A vector env of ledgers.
+    """Vector env of ledger environments.
 
     Args:
-        orders: path of the environments' orders.
+        orders: Path of the file with the requested faults.
         stepping: Whether to step all sub-environments at once, instead of those that are ready.
     """
 
     def __init__(self, orders: str, stepping: bool) -> None:
         self._envs = ParallelVectorEnv(
-            [lambda env_id=env_id: Cursed(orders, env_id) for env_id in range(NUM_ENVS)],
+            [lambda env_id=env_id: FaultyEnv(orders, env_id) for env_id in range(NUM_ENVS)],
             num_workers=WORKERS,
             batch_size=NUM_ENVS if stepping else ENVS_PER_WORKER,
             autoreset_mode=AutoresetMode.SAME_STEP,
@@ -312,7 +330,7 @@ class VectorSubject:
         )
         session: Any = self._envs._session
         self.workers = session.backend.workers
-        self._stepping, self._everybody = stepping, np.arange(NUM_ENVS)
+        self._stepping, self._all_env_ids = stepping, np.arange(NUM_ENVS)
         self._last = self._envs.reset()[0]
         # A restart repeats these observations if the step before it raised an error and so returned nothing.
         self._delivered = self._last.copy()
@@ -320,7 +338,11 @@ class VectorSubject:
             self._envs.send(np.zeros(NUM_ENVS, np.int64))
 
     def advance(self, found: Found) -> Iterator[tuple[int, int]]:
-        """Take and audit a step, or a batch of ready sub-environments."""
+        """Take and audit a step, or a batch of ready sub-environments.
+
+        Yields:
+            ``(worker, generation)`` of each restarted worker.
+        """
         results: Any = None
         failed: list[int] = []
         try:
@@ -328,9 +350,9 @@ class VectorSubject:
         except* SimulatorError as group:
             failed = [getattr(error.__cause__, "env_id", -1) for error in group.exceptions]
         if results is None:
-            self._go_on_without(failed)
+            self._continue_without(failed)
             return
-        observations, rows = results[0], results[4].get("env_id", self._everybody)
+        observations, rows = results[0], results[4].get("env_id", self._all_env_ids)
         restarted = results[4].get("worker_restarted", np.zeros(len(rows), bool))
         for row, env_id in enumerate(rows.tolist()):
             last = self._delivered if restarted[row] else self._last
@@ -343,10 +365,10 @@ class VectorSubject:
             yield worker, self.workers.generation(worker)
 
     def close(self) -> None:
-        """End it."""
+        """Close the pool or vector env."""
         self._envs.close()
 
-    def _go_on_without(self, failed: Sequence[int]) -> None:
+    def _continue_without(self, failed: Sequence[int]) -> None:
         """Continue after an exception. With ``step``, all other sub-environments have stepped."""
         if not self._stepping:
             self._envs.send(np.zeros(len(failed), np.int64), failed)
@@ -356,14 +378,20 @@ class VectorSubject:
 
 
 def following(observation: Sequence[int]) -> list[int]:
-    """The observation behind this one."""
+    """Return the observation after this one: the next step, or the first observation of the next episode."""
     env_id, episode, step = observation
     ended = step + 1 >= episode_length(env_id, episode, 7)
     return [env_id, episode + 1, 0] if ended else [env_id, episode, step + 1]
 
 
 def wrong_with_row(last: Sequence[int], row: int, results: Any) -> str:
-    """Return the fault in one row of a step's results, by the observation before, or ``""``."""
+    """Return the fault in one row of results, or ``""`` for a correct row.
+
+    Args:
+        last: Last observation of this sub-environment, ``[env_id, episode, step]``.
+        row: Index of the row.
+        results: Results of ``step`` or ``recv``.
+    """
     observations, rewards, terminated, truncated, infos = results
     env_id, episode, step = last
     ended = bool(terminated[row] or truncated[row])
@@ -373,13 +401,13 @@ def wrong_with_row(last: Sequence[int], row: int, results: Any) -> str:
         got = [arrived, observation, float(rewards[row]), ended]
         if got == [last, [env_id, 0, 0], 0.0, True]:
             return ""
-        print(f"  after {last} and a restart came {got}", flush=True)
+        print(f"  after {last} and a restart: got {got}", flush=True)
         return "torn"
     step += 1
     reward, ends = ledger_reward(env_id, episode, step), step >= episode_length(env_id, episode, 7)
     if [arrived, observation, float(rewards[row]), ended] == [[env_id, episode, step], following(last), reward, ends]:
         return ""
-    print(f"  after {last} came {arrived}, {observation}, {rewards[row]}, {ended}", flush=True)
+    print(f"  after {last}: got {arrived}, {observation}, {rewards[row]}, {ended}", flush=True)
     if arrived[0] != env_id or arrived[1:] == [episode, step]:
         return "torn"
     return "lost" if arrived[1:] > [episode, step] else "duplicated"
@@ -396,7 +424,11 @@ SCENARIOS: dict[str, Callable[[str], Subject]] = {
 
 
 def rate(subject: Subject, found: Found, seconds: float, nemesis: Nemesis, disturbed: bool) -> float:
-    """Return env steps per second over at least this time, until all lost workers are back."""
+    """Return env steps per second over at least this time, until all lost workers have been replaced.
+
+    Raises:
+        TimeoutError: A lost worker has not been replaced within :data:`PATIENCE_S`.
+    """
     began, before = time.monotonic(), found.transitions
     thread = nemesis.begin(seconds) if disturbed else None
     try:
@@ -405,7 +437,7 @@ def rate(subject: Subject, found: Found, seconds: float, nemesis: Nemesis, distu
                 if (recovered_s := nemesis.back(worker, generation)) is not None:
                     found.seconds_to_recover.append(recovered_s)
             if time.monotonic() > began + seconds + PATIENCE_S:
-                raise TimeoutError(f"these (worker, generation) are not back: {nemesis.down}")
+                raise TimeoutError(f"workers that were not replaced, by (worker, generation): {nemesis.down}")
     finally:
         if thread is not None:
             thread.join()
@@ -413,7 +445,7 @@ def rate(subject: Subject, found: Found, seconds: float, nemesis: Nemesis, distu
 
 
 def scenario(make: Callable[[str], Subject], seconds: float) -> dict[str, Any]:
-    """Slices with and without faults by turns, until the time is over."""
+    """Alternate slices without and with faults until the time in seconds is over, and return the results."""
     owned, found = owned_now(), Found()
     rates: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.NamedTemporaryFile() as file:
@@ -440,30 +472,30 @@ def scenario(make: Callable[[str], Subject], seconds: float) -> dict[str, Any]:
         "residue": left_behind(owned),
         "env_steps_per_second": {"undisturbed": rates[False], "disturbed": rates[True]},
         "throughput_ratio": ratio(statistics.median, rates),
-        # Beside the median, which does not see a rare and long fault.
+        # The median does not show a rare, long outage.
         "throughput_ratio_of_means": ratio(statistics.mean, rates),
     }
 
 
 def ratio(typical: Callable[[Sequence[float]], float], rates: Mapping[bool, Sequence[float]]) -> float:
-    """Return the share of throughput that remains under faults."""
+    """Return the share of throughput that remains under faults, for typical rates such as medians."""
     return typical(rates[True]) / typical(rates[False])
 
 
 def owned_now() -> set[str]:
-    """Processes, descriptors and entries of /dev/shm that this process has; a helper is none of them."""
-    helpers = {fork_server._process.pid: fork_server for fork_server in launcher._fork_servers.values()}
+    """Return child processes, open descriptors and this user's entries of /dev/shm, without fork servers."""
+    servers = {server._process.pid: server for server in launcher._fork_servers.values()}
     children = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)} - {
-        f"process {pid}" for pid in helpers
+        f"process {pid}" for pid in servers
     }
     shared = {str(path) for path in Path("/dev/shm").iterdir() if path.owner() == psutil.Process().username()}
-    return children | shared | descriptors({str(z._lines.socket.fileno()) for z in helpers.values()})
+    return children | shared | descriptors({str(server._lines.socket.fileno()) for server in servers.values()})
 
 
-def descriptors(helpers: set[str]) -> set[str]:
-    """Open descriptors but those to helpers."""
+def descriptors(excluded: set[str]) -> set[str]:
+    """Return the open descriptors of this process with their targets, except the given ones and files in /proc."""
     found = set()
-    for fd in set(os.listdir("/proc/self/fd")) - helpers:
+    for fd in set(os.listdir("/proc/self/fd")) - excluded:
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{fd}")
             if not target.startswith("/proc"):
@@ -472,7 +504,7 @@ def descriptors(helpers: set[str]) -> set[str]:
 
 
 def left_behind(before: set[str]) -> list[str]:
-    """Return resources that were not there before and that remain after a few seconds."""
+    """Return the resources that are missing in ``before`` and still exist after three seconds."""
     gc.collect()
     deadline = time.monotonic() + 3.0
     while (left := owned_now() - before) and time.monotonic() < deadline:
@@ -481,14 +513,19 @@ def left_behind(before: set[str]) -> list[str]:
 
 
 def warm_up() -> None:
-    """Have the helpers, so that what they import is not waited for later."""
+    """Start the fork servers, so that no scenario includes the time of their imports."""
     for policy in (zeros, TorchPolicy(Learner(), "act", ("actions",))):
         AsyncWorkerPool(lambda: LedgerEnv(0), policy, num_workers=1).close()
     ParallelVectorEnv([lambda: LedgerEnv(0)], num_workers=1).close()
 
 
 def run(seconds: float, names: Sequence[str] = tuple(SCENARIOS)) -> dict[str, Any]:
-    """All scenarios, so many seconds each."""
+    """Run scenarios and return their results by name.
+
+    Args:
+        seconds: Minimal duration of a scenario.
+        names: Names of the scenarios.
+    """
     logging.getLogger("parenv").setLevel(logging.ERROR)
     warm_up()
     results = {}
@@ -501,7 +538,7 @@ def run(seconds: float, names: Sequence[str] = tuple(SCENARIOS)) -> dict[str, An
 
 
 def row_of(result: Mapping[str, Any]) -> list[str]:
-    """Return the table's row of one scenario, in the order of the columns."""
+    """Return the cells of one scenario in the order of :data:`COLUMNS`."""
     recover = result["seconds_to_recover"]
     return [
         f"{result['transitions']:,}",
@@ -515,7 +552,7 @@ def row_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """One line per scenario, as plain text."""
+    """Return a plain-text table with one line per scenario."""
     lines = [["", *COLUMNS], *([name, *row_of(result)] for name, result in results.items())]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
@@ -528,13 +565,18 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each scenario")
-    parser.add_argument("--only", nargs="*", default=list(SCENARIOS), help="names of scenarios; keeps no result")
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="Seconds per scenario (default: 60).")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=list(SCENARIOS),
+        help="Scenarios to run (default: all). The results are stored only if all run.",
+    )
     arguments = parser.parse_args()
     results = run(arguments.seconds, arguments.only)
     if len(results) == len(SCENARIOS):
         save("nemesis", results)
     print(table(results))
     for name, result in results.items():
-        print(*(f"{name} has left {left}" for left in result["residue"]), sep="\n", end="")
+        print(*(f"{name}: left behind {left}" for left in result["residue"]), sep="\n", end="")

@@ -1,4 +1,4 @@
-"""Publishing weights until 4 workers hold a private copy, against the five memory copies that this takes.
+"""Time for publishing weights to 4 workers, compared with the five memory copies that this requires.
 
 python benchmarks/publish.py
 """
@@ -18,7 +18,7 @@ WORKERS, ROUNDS, REPEATS = 4, 20, 5
 
 
 def measure(megabytes: int) -> Any:
-    """Both, interleaved."""
+    """Measure copies and publishes of weights of this size in turn, and return their summary in milliseconds."""
     policy = weighty_policy(megabytes * 1_000_000)
     pool = AsyncWorkerPool("CartPole-v1", policy, num_workers=WORKERS)
     blocks = [np.zeros(megabytes * 1_000_000, np.uint8) for _ in range(WORKERS + 2)]

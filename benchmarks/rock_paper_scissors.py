@@ -1,9 +1,10 @@
-"""Rock-paper-scissors against the newest opponent and against a league: where the strategies go.
+"""Strategies and their exploitability in rock-paper-scissors against the newest opponent and against a league.
 
 python benchmarks/rock_paper_scissors.py
 
-Each player begins with the strategy of the previous one. It makes a few steps of an entropy-regularised policy gradient
-against opponents that `parenv.learning.League` chooses, and joins. Expected scores are exact, so one run is enough.
+Each player starts with the strategy of the previous player. It takes a few steps of an entropy-regularised policy
+gradient against opponents that `parenv.learning.League` samples, and then joins the league. Expected scores are exact,
+so one run is enough.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ import numpy as np
 from parenv.learning import League
 
 SCORES = np.array([[0.5, 0.0, 1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.5]])
-"""Of rock, paper and scissors (rows) against each."""
+"""Scores of rock, paper and scissors (rows) against rock, paper and scissors (columns)."""
 PLAYERS, STEPS, STEP_SIZE, DECAY = 200, 10, 1.0, 0.1
 FIRST = np.array([0.8, 0.1, 0.1])
 
 
 def play(sampling: Any, players: int = PLAYERS) -> Any:
-    """Strategies of one player after the other, ``[players, 3]``."""
+    """Return the strategies of successive players, ``[players, 3]``.
+
+    Args:
+        sampling: Rule by which the league samples opponents.
+        players: Number of players.
+    """
     strategies, logits = [FIRST], np.log(FIRST)
     league = League.of("0")
     for number in range(1, players):
@@ -38,17 +44,17 @@ def play(sampling: Any, players: int = PLAYERS) -> Any:
 
 
 def exploitability(strategy: Any) -> float:
-    """Return the score of the best answer to a strategy beyond a half."""
+    """Return how much the score of the best response to a strategy exceeds 0.5."""
     return float((SCORES @ strategy).max() - 0.5)
 
 
 def averages(strategies: Any) -> Any:
-    """The average over the players so far, after each."""
+    """Return the running averages of strategies, ``[players, 3]``."""
     return np.cumsum(strategies, 0) / np.arange(1, len(strategies) + 1)[:, None]
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Exploitability over players, and the ways of the strategies in the triangle of all strategies."""
+    """Plot the exploitability over players, and the paths of the strategies in the simplex."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -67,7 +73,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for label, (colour, strategies) in lines.items():
         curves.semilogy([exploitability(strategy) for strategy in strategies], color=colour, label=label)
         triangle.plot(*(strategies @ corners).T, color=colour, linewidth=1, alpha=0.8)
-    curves.set(xlabel="players so far", ylabel="exploitability", title="What the best answer wins")
+    curves.set(xlabel="players so far", ylabel="exploitability", title="Gain of the best response")
     curves.legend(frameon=False, fontsize=8)
     triangle.set(title="Strategies", aspect="equal")
     triangle.axis("off")

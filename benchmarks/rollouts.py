@@ -1,7 +1,7 @@
-"""Rollouts with a policy, compared with the upper bound: the same work in independent processes.
+"""Rate of rollouts with a policy, compared with the upper bound: the same work in independent processes.
 
-python benchmarks/rollouts.py            all cases
-python benchmarks/rollouts.py cartpole   one of: cartpole, sleeping, pong
+python benchmarks/rollouts.py               all cases
+python benchmarks/rollouts.py cartpole ...  some cases: cartpole, sleeping, pong
 """
 
 from __future__ import annotations
@@ -20,12 +20,21 @@ SECONDS, REPEATS = 3.0, 5
 
 
 def trivial_learner(rollout: Any) -> None:
-    """Looks at the batch once."""
+    """Read the rewards of a rollout."""
     rollout.rewards.sum()
 
 
 def compare(make_env: Any, agent: Any, num_envs: int, num_workers: int, modes: tuple[str, ...], T: int = 128) -> Any:
-    """The pool in several modes against the ideal loops, interleaved."""
+    """Measure pools in several modes and the ideal loops in turn, and return their summary.
+
+    Args:
+        make_env: Function that makes an environment.
+        agent: Torch module, or ``None`` for a policy that returns zeros.
+        num_envs: Number of sub-environments.
+        num_workers: Number of workers, and of ideal loops.
+        modes: Modes of the pools.
+        T: Length of a rollout in env steps.
+    """
     act = act_with(agent) if agent is not None else lambda observations: [0] * len(observations)
     policy = TorchPolicy(agent) if agent is not None else zeros
     share = num_envs // num_workers
@@ -56,17 +65,17 @@ def compare(make_env: Any, agent: Any, num_envs: int, num_workers: int, modes: t
 
 
 def cartpole() -> Any:
-    """64 CartPoles in 2 workers with an MLP."""
+    """Measure 64 CartPoles in 2 workers with an MLP."""
     return compare(lambda: gym.make("CartPole-v1"), Agent(), 64, 2, ("async", "sync"))
 
 
 def sleeping() -> Any:
-    """64 environments that sleep, in 64 workers."""
+    """Measure 64 environments that sleep, in 64 workers."""
     return compare(Sleeper, None, 64, 64, ("async",))
 
 
 def pong() -> Any:
-    """8 Pongs from pixels in 2 workers with the usual convolutions, and with no policy to speak of."""
+    """Measure 8 Pongs from pixels in 2 workers, with convolutions and with a policy that returns zeros."""
     return {
         "convolutions": compare(make_pong, PixelAgent(), 8, 2, ("async", "sync")),
         "no policy": compare(make_pong, None, 8, 2, ("async", "sync")),

@@ -1,7 +1,7 @@
-"""Gain of accelerate for Stable-Baselines3: collection rate, PPO to a return of 475, learning curves over seeds.
+"""Gain of Stable-Baselines3 from ``accelerate``: collection rate, time of PPO to a return of 475, learning curves.
 
 python benchmarks/sb3_accelerate.py                 collecting, and PPO on CartPole-v1 to a mean return of 475
-python benchmarks/sb3_accelerate.py curves [NAME]   learning curves, over seeds: "CartPole, PPO", "Pendulum, SAC" ...
+python benchmarks/sb3_accelerate.py curves [NAME]   learning curves: all, or "CartPole, PPO", "Pendulum, SAC" ...
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ZOO: dict[str, Any] = {
     "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0,
     "learning_rate": lambda left: 1e-3 * left, "clip_range": lambda left: 0.2 * left,
 }  # fmt: skip
-"""RL Baselines3 Zoo's PPO for CartPole-v1."""
+"""PPO settings of RL Baselines3 Zoo for CartPole-v1."""
 MANY: dict[str, Any] = ZOO | {
     "n_steps": 128, "batch_size": 1024, "n_epochs": 4, "learning_rate": 2e-3, "clip_range": 0.2,
 }  # fmt: skip
-"""A PPO for many environments, of which a rollout is most of the work."""
+"""PPO settings for many environments, with which collecting takes most of the time."""
 TO_475 = {"8 environments, as in the zoo": (8, ZOO), "64 environments": (64, MANY)}
 CURVES: dict[str, tuple[Any, str, int, int, dict[str, Any]]] = {
     "CartPole, PPO": (PPO, "CartPole-v1", 8, 60_000, ZOO),
@@ -49,14 +49,22 @@ CURVES: dict[str, tuple[Any, str, int, int, dict[str, Any]]] = {
 
 
 class Collecting(PPO):
-    """Learns nothing."""
+    """PPO that collects rollouts and does not learn."""
 
     def train(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Curve(BaseCallback):
-    """Mean return of the last 100 episodes over env steps, and when it reached 475."""
+    """Callback that records the mean return of the last 100 episodes, and the time at which it reaches 475.
+
+    Args:
+        every: Env steps per point of the curve, or :data:`STOPS` to end the run at 475.
+
+    Attributes:
+        points: Pairs of env steps and mean return.
+        solved_s: Seconds until the mean return was 475, NaN before.
+    """
 
     def __init__(self, every: int) -> None:
         super().__init__()
@@ -76,15 +84,24 @@ class Curve(BaseCallback):
 
 
 STOPS = 1_000_000_000
-"""As ``every`` of a curve: none, and an end at 475."""
+"""Value of ``every`` with which a curve has no points and the run ends at a mean return of 475."""
 
 
 @contextlib.contextmanager
 def learner(kind: type[Any], env_id: str, n_envs: int, how: str, seed: int, **settings: Any) -> Iterator[Any]:
-    """Make a model on environments of one kind, and close it at the end."""
-    of = SubprocVecEnv if how == "SubprocVecEnv" else DummyVecEnv
-    # Given an id, make_vec_env makes environments that can be drawn, of which LunarLander simulates the flames too.
-    envs = make_vec_env(partial(gym.make, env_id), n_envs, seed, vec_env_cls=of)
+    """Yield a model, and close its environments at the end.
+
+    Args:
+        kind: Class of the algorithm.
+        env_id: Gymnasium id of the environment.
+        n_envs: Number of sub-environments.
+        how: ``"DummyVecEnv"``, ``"SubprocVecEnv"``, ``"accelerate"`` or ``"accelerate async"``.
+        seed: Seed of the model.
+        **settings: Further arguments of the algorithm.
+    """
+    vec_env_cls = SubprocVecEnv if how == "SubprocVecEnv" else DummyVecEnv
+    # Given an id, make_vec_env enables rendering, and LunarLander then also simulates the particles of its flames.
+    envs = make_vec_env(partial(gym.make, env_id), n_envs, seed, vec_env_cls=vec_env_cls)
     model = kind("MlpPolicy", envs, seed=seed, device="cpu", **settings)
     mode = how.partition(" ")[2] or "sync"
     try:
@@ -98,7 +115,7 @@ def learner(kind: type[Any], env_id: str, n_envs: int, how: str, seed: int, **se
 
 
 def collecting(env_id: str, n_envs: int, how: str) -> float:
-    """Env steps per second of ``collect_rollouts``, after the first rollout."""
+    """Return the env steps per second of collecting, after the first rollout."""
     with learner(Collecting, env_id, n_envs, how, 1, n_steps=STEPS) as model:
         model.learn(STEPS * n_envs)
         rollouts = max(2, 40_000 // (STEPS * n_envs))
@@ -108,7 +125,7 @@ def collecting(env_id: str, n_envs: int, how: str) -> float:
 
 
 def to_475(how: str, seed: int, n_envs: int, settings: dict[str, Any]) -> float:
-    """Seconds of ``learn`` until the mean return of 100 episodes is 475."""
+    """Return the seconds of ``learn`` until the mean return of 100 episodes is 475, or NaN if it is never reached."""
     curve = Curve(STOPS)
     with learner(PPO, "CartPole-v1", n_envs, how, seed, **settings) as model:
         model.learn(200_000, curve)
@@ -116,7 +133,7 @@ def to_475(how: str, seed: int, n_envs: int, settings: dict[str, Any]) -> float:
 
 
 def curves(name: str) -> None:
-    """Learning curves of SB3 and of both modes, seed by seed."""
+    """Measure and store learning curves of SB3 and of both modes of ``accelerate``, all in turn for each seed."""
     kind, env_id, n_envs, total, settings = CURVES[name]
     hows = ["DummyVecEnv", "accelerate", *(["accelerate async"] if kind is not PPO else [])]
     found: dict[str, list[Any]] = {how: [] for how in hows}
@@ -131,7 +148,7 @@ def curves(name: str) -> None:
 
 
 def main() -> None:
-    """Collecting, then PPO to 475."""
+    """Measure and store collection rates, then the time of PPO to a mean return of 475."""
     hows = ("DummyVecEnv", "SubprocVecEnv", "accelerate")
     for name, (env_id, n_envs) in CASES.items():
         print(f"== collecting, {name}", flush=True)

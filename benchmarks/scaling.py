@@ -1,11 +1,11 @@
-"""Cost by number of workers, by number of sub-environments and by size of the weights.
+"""Time per unit by number of workers, by number of sub-environments and by size of the weights.
 
 Each curve is the time per unit at several sizes, such as microseconds per env step with 64 and with 4,096
-sub-environments. The fit is cost(n) = a + b n, whose time per unit a / n + b falls towards b. A time per unit that
-rises shows a cost that is not linear.
+sub-environments. The fit is cost(n) = a + b n, so the time per unit a / n + b falls towards b. If the measured time per
+unit rises, the cost grows faster than linearly.
 
 python benchmarks/scaling.py                      all parts
-python benchmarks/scaling.py workers weights ...  some of: workers, environments, weights
+python benchmarks/scaling.py workers weights ...  some parts: workers, environments, weights
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Samples = Mapping[str, Mapping[Size, list[float]]]
 
 
 class SteadySleeper(Sleeper):
-    """A step that sleeps, always for as long."""
+    """Environment whose steps sleep for a constant time."""
 
     def step(self, action: Any) -> Any:
-        """Sleep."""
+        """Sleep for the mean time."""
         time.sleep(self.mean_s)
         return self._observation, 0.0, False, False, {}
 
@@ -63,22 +63,29 @@ class Notes:
         self.samples: dict[str, dict[Size, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def note(self, curve: str, size: Size, seconds_per_unit: float) -> float:
-        """Note it; the microseconds."""
+        """Note a measurement and return it in microseconds.
+
+        Args:
+            curve: Name of the curve.
+            size: Size, such as the number of workers.
+            seconds_per_unit: Measured time per unit in seconds.
+        """
         self.samples[curve][size].append(1e6 * seconds_per_unit)
         return 1e6 * seconds_per_unit
 
 
 def workers() -> Samples:
-    """1 to 64 workers with one environment each that sleeps.
+    """Measure 1 to 64 workers, each with an environment that sleeps.
 
-    In an asynchronous pool steps sleep exponentially. In a synchronous one they all sleep for as long: how late the
-    slowest of 64 is that sleep at random is a fact of statistics, which no pool can change.
+    In asynchronous pools, steps sleep for an exponentially distributed time. In synchronous pools, all steps sleep for
+    the same time. Otherwise the result would mainly show the delay of the slowest of 64 random sleepers, which does not
+    depend on the pool.
     """
     notes, measures = Notes(), {}
     sleepers = {"async": lambda: Sleeper(SLEEP_S), "sync": lambda: SteadySleeper(SLEEP_S)}
-    # These fork, and so come before anything has threads.
+    # Forks, so it must be made before any threads start.
     loops = IdealLoops(lambda: ideal_loop(sleepers["async"], lambda observations: [0], 1), max(WORKERS), "fork")
-    # The fork server is started here, so that later measurements find it.
+    # Starts the fork server, so that no measurement includes its start.
     AsyncWorkerPool(Sleeper, zeros, num_workers=1).close()
     for n in WORKERS:
         measures[f"bare loops, {n}"] = lambda n=n: bare_loops_of_sleepers(notes, loops, n)
@@ -91,18 +98,21 @@ def workers() -> Samples:
 
 
 def bare_loops_of_sleepers(notes: Notes, loops: IdealLoops, n: int) -> float:
-    """Return seconds per step in independent processes."""
+    """Note and return the microseconds per env step of ``n`` independent processes, each with one environment."""
     seconds = rounds(n) * SLEEPERS_LENGTH * SLEEP_S
     return notes.note("env step of a worker, bare loops", n, n / loops.rate(seconds, n))
 
 
 def rounds(n: int) -> int:
-    """Return the number of rollouts per worker. Few workers need more of them, as each sleeps at random."""
+    """Return the number of rollouts per worker. Few workers need more, because their sleeping times are random."""
     return max(MIN_ROUNDS, MIN_ROLLOUTS // n)
 
 
 def pool_of_sleepers(notes: Notes, mode: Any, make: Any, n: int) -> float:
-    """Start a pool, take rollouts, and note what a worker's start, its env steps and its rollouts took."""
+    """Measure a pool with ``n`` workers, and return the microseconds per env step of a worker.
+
+    The function notes times per worker start, per env step and per rollout.
+    """
     began = time.perf_counter()
     with AsyncWorkerPool(make, zeros, num_workers=n, mode=mode, rollout_length=SLEEPERS_LENGTH) as pool:
         notes.note("start, per worker", n, (time.perf_counter() - began) / n)
@@ -122,7 +132,7 @@ def pool_of_sleepers(notes: Notes, mode: Any, make: Any, n: int) -> float:
 
 
 def decisions(notes: Notes, n: int) -> float:
-    """Measure the decisions alone, without a process: next request and next rollout."""
+    """Note and return the microseconds per rollout that the scheduler of an asynchronous pool takes by itself."""
     dispatch = Dispatch(n, prefetch=1)
     working = [*dispatch.issue()]
     began = time.process_time()
@@ -137,7 +147,7 @@ def decisions(notes: Notes, n: int) -> float:
 
 
 def environments() -> Samples:
-    """64 to 4,096 CartPoles on two workers."""
+    """Measure 64 to 4,096 CartPoles on two workers."""
     notes, measures = Notes(), {}
     with contextlib.ExitStack() as stack:
         for n in ENVIRONMENTS:
@@ -148,7 +158,10 @@ def environments() -> Samples:
 
 
 def cartpoles(n: int, stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
-    """Return functions that step ``n`` sub-environments in two processes. The stack closes them."""
+    """Return functions that measure the env steps per second of ``n`` sub-environments in two processes, by curve.
+
+    The stack closes the processes.
+    """
     make = MAKERS["cartpole"]
     actions = sampled_actions(make, n)
     loops = IdealLoops(lambda: bare_loop(make, actions[:, : n // FEW_WORKERS]), FEW_WORKERS)
@@ -168,7 +181,7 @@ def cartpoles(n: int, stack: contextlib.ExitStack) -> dict[str, Callable[[], flo
 
 
 def weights() -> Samples:
-    """10 KB to 100 MB of weights, from publish until two workers hold a copy."""
+    """Measure the time from the publish of 10 KB to 100 MB of weights until two workers hold a copy."""
     notes, measures = Notes(), {}
     with contextlib.ExitStack() as stack:
         for megabytes in MEGABYTES:
@@ -183,7 +196,10 @@ def weights() -> Samples:
 
 
 def published(num_bytes: int, rounds: int, stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
-    """Return functions that publish this many bytes, or only copy them. The stack closes the pool."""
+    """Return functions that measure seconds per publish of this many bytes, and per three copies of them, by curve.
+
+    The stack closes the pool.
+    """
     policy = weighty_policy(num_bytes)
     pool = stack.enter_context(AsyncWorkerPool("CartPole-v1", policy, num_workers=FEW_WORKERS))
     blocks = [np.zeros(num_bytes, np.uint8) for _ in range(FEW_WORKERS + 2)]
@@ -194,14 +210,21 @@ def published(num_bytes: int, rounds: int, stack: contextlib.ExitStack) -> dict[
 
 
 def fitted(sizes: Any, costs: Any) -> tuple[float, float]:
-    """``a`` and ``b`` of cost(n) = a + b n by least squares of the relative errors (a + b n - cost) / cost."""
+    """Return ``a`` and ``b`` of cost(n) = a + b n, fitted by least squares of the relative errors."""
     relative = np.stack([1 / costs, sizes / costs], axis=1)
     a, b = np.linalg.lstsq(relative, np.ones(len(costs)))[0]
     return float(a), float(b)
 
 
 def curve(samples: Mapping[Size, list[float]]) -> dict[str, Any]:
-    """Median and range at each size, the fit, and how the time per unit at the largest size compares."""
+    """Return the results of one curve.
+
+    These are median and range at each size, the fit, and ratios of the median at the largest size to those at the
+    smallest and the fastest size.
+
+    Args:
+        samples: Microseconds per unit by size.
+    """
     medians = {size: statistics.median(values) for size, values in samples.items()}
     sizes, units = np.array(list(medians)), np.array(list(medians.values()))
     a, b = fitted(sizes, sizes * units)
@@ -217,7 +240,7 @@ def curve(samples: Mapping[Size, list[float]]) -> dict[str, Any]:
 
 
 def about_workers(curves: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the share of the plain loops' rate and the number of busy cores, by mode and number of workers."""
+    """Return the rate relative to independent processes and the number of busy cores, by mode and number of workers."""
 
     def medians(name: str) -> Any:
         return np.array([found["median"] for found in curves[name]["us per unit"].values()])
@@ -235,7 +258,7 @@ def about_workers(curves: Mapping[str, Any]) -> dict[str, dict[str, dict[str, fl
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
-    """A panel per part: medians with their range, and the fit as a line."""
+    """Draw a panel per part: medians with their range, and the fit as a line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -246,12 +269,12 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
         if part in results:
             draw_part(axis, results[part]["curves"])
         axis.set(xlabel=about, ylabel=f"time per {unit}", title=part)
-    figure.suptitle("Time per unit: medians with range, and as lines (a + b n) / n as fitted (flat or falling is good)")
+    figure.suptitle("Time per unit: medians with range, and the fit (a + b n) / n as lines (flat or falling is good)")
     figure.savefig(path, dpi=110)
 
 
 def draw_part(axis: Any, curves: Mapping[str, Any]) -> None:
-    """One panel, the highest curve first in its legend, what parenv is compared with in grey."""
+    """Draw one panel. The legend begins with the highest curve. References are grey."""
     from matplotlib import ticker
 
     axis.set(xscale="log", yscale="log")
@@ -271,12 +294,12 @@ def draw_part(axis: Any, curves: Mapping[str, Any]) -> None:
 
 
 def first_median(found: Mapping[str, Any]) -> float:
-    """Microseconds per unit at the smallest size."""
+    """Return the median microseconds per unit at the smallest size."""
     return float(next(iter(found["us per unit"].values()))["median"])
 
 
 def draw_curve(axis: Any, name: str, found: Mapping[str, Any], colour: str) -> None:
-    """One curve, in seconds."""
+    """Draw one curve in seconds per unit: medians with their range, and the fit."""
     sizes = np.array([float(size) for size in found["us per unit"]])
     rows = found["us per unit"].values()
     median, low, high = (np.array([row[key] for row in rows]) / 1e6 for key in ("median", "min", "max"))
@@ -295,7 +318,7 @@ PARTS: dict[str, tuple[Callable[[], Samples], str, str]] = {
 
 
 def main() -> None:
-    """Measure the parts that are named, keep what is known of the others, draw all."""
+    """Measure the parts that the command line names, preserve the results of the others, and draw all."""
     file = RESULTS / "scaling.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() and sys.argv[1:] else {}
     for part in sys.argv[1:] or PARTS:

@@ -1,4 +1,4 @@
-"""Starting: seconds until 8 workers are ready, until the first pool of a fresh interpreter is, and memory per worker.
+"""Start-up time of 8 workers and of the first pool in a fresh interpreter, and memory per worker.
 
 python benchmarks/startup.py
 """
@@ -47,14 +47,17 @@ pool.close()
 
 
 def fresh_interpreter() -> tuple[float, float]:
-    """Seconds of ``import torch``, and of the first pool, in an interpreter of its own."""
+    """Return the seconds of ``import torch`` and of the first pool, in a fresh interpreter."""
     output = subprocess.run([sys.executable, "-c", FRESH], check=True, capture_output=True, text=True).stdout
     imported, made = map(float, output.split())
     return imported, made
 
 
 def pool_of(policy: Any, num_workers: int) -> tuple[float, float]:
-    """Seconds until a pool is ready whose fork server is, and the memory of its workers in MB after a rollout."""
+    """Return the seconds until a pool is ready, and the PSS of its workers in MB after a rollout.
+
+    The fork server must be running already.
+    """
     began = time.perf_counter()
     with AsyncWorkerPool("CartPole-v1", policy, num_workers=num_workers, mode="sync") as pool:
         ready = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Overhead of a timeline: the same pool with and without a trace, in turn, and the trace's time in the driver.
+"""Overhead of a trace: rates of a pool with and without it in turn, and its processor time in the main process.
 
 python benchmarks/tracing.py
 """
@@ -24,17 +24,21 @@ NUM_ENVS, WORKERS, ROLLOUT_LENGTH = 64, 2, 128
 
 
 class Stopwatch:
-    """Stands in front of a trace and adds up the processor time that its thread spends in it.
+    """Observer that passes events to a trace and measures the processor time of the calling thread.
 
     Args:
-        trace: what is called.
+        trace: Observer that writes the trace.
+
+    Attributes:
+        seconds: Processor time so far.
+        asks: Number of events of type ``Asked`` so far, one per requested rollout.
     """
 
     def __init__(self, trace: Any) -> None:
         self._trace, self.seconds, self.asks = trace, 0.0, 0
 
     def hear(self, event: Event) -> None:
-        """Write an event as the trace does."""
+        """Pass an event to the trace."""
         self.asks += isinstance(event, Asked)
         began = time.thread_time()
         self._trace.hear(event)
@@ -42,7 +46,12 @@ class Stopwatch:
 
 
 def measure(mode: Any, path: Path) -> dict[str, Any]:
-    """One pool, traced and not, by a loop that publishes after every rollout, as a learner does."""
+    """Measure one pool with and without its trace, in a loop that publishes after every rollout.
+
+    Args:
+        mode: Mode of the pool.
+        path: File for the trace.
+    """
     policy = TorchPolicy(Agent())
     with AsyncWorkerPool(
         lambda: gym.make("CartPole-v1"), policy, num_envs=NUM_ENVS, num_workers=WORKERS, mode=mode,
@@ -53,7 +62,7 @@ def measure(mode: Any, path: Path) -> dict[str, Any]:
         trace = session._observers[1]
 
         def rate(traced: bool) -> float:
-            # Nothing in the API ends a trace before the pool, and two pools would not be the same pool.
+            # The API cannot end a trace before the pool is closed, and two pools would differ in more than the trace.
             session._observers[1] = trace if traced else Observer()
             return rate_alone(pool, SECONDS, lambda rollout: pool.publish(policy))
 
@@ -69,7 +78,7 @@ def measure(mode: Any, path: Path) -> dict[str, Any]:
 
 
 def cost(without: list[float], traced: list[float]) -> dict[str, float]:
-    """Return the loss of rate, from pairs that were measured one after the other."""
+    """Return the relative loss of rate by tracing, from pairs of consecutive measurements."""
     pairs = [1 - slower / faster for slower, faster in zip(traced, without, strict=True)]
     quarters = statistics.quantiles(pairs)
     return {
@@ -81,7 +90,7 @@ def cost(without: list[float], traced: list[float]) -> dict[str, float]:
 
 
 def driver_time(pool: Any, policy: Any, trace: Any) -> dict[str, float]:
-    """Microseconds of the driver's processor that the trace takes per rollout, over the time between two rollouts."""
+    """Return the trace's processor time per rollout in microseconds, and its share of the time between rollouts."""
     pool._session._observers[1] = watch = Stopwatch(trace)
     began = time.perf_counter()
     consumption_rate(pool, 3 * SECONDS, lambda rollout: pool.publish(policy))

@@ -1,7 +1,7 @@
 """Processor time per env step of 64 environments that only wait, for 2 ms per step on average.
 
-The lower bound is a loop written by hand, with shared arrays and two pipes. "threads" are two workers with 32 threads
-each, which wait for the slowest of 32 sub-environments in each step.
+The reference is a hand-written loop with shared arrays and pipes. In the case "threads", two workers have 32 threads
+each and wait for the slowest of 32 sub-environments in each step.
 
 python benchmarks/waiting.py [WINDOWS]
 """
@@ -30,7 +30,16 @@ Run = Callable[[float], int]
 
 
 def pool(num_workers: int, step_threads: int) -> tuple[Run, Sequence[int], Callable[[], None]]:
-    """Return a function that takes a pool's rollouts for a while, its workers, and a function that closes it."""
+    """Make a pool.
+
+    Args:
+        num_workers: Number of workers.
+        step_threads: Number of threads per worker.
+
+    Returns:
+        Function that takes rollouts for a time in seconds and returns the number of env steps, process ids of the
+        workers, and a function that closes the pool.
+    """
     options = WorkerOptions(step_threads=step_threads, preload=PRELOAD)
     opened = AsyncWorkerPool(
         Sleeper, zeros, num_envs=NUM_ENVS, num_workers=num_workers, rollout_length=ROLLOUT_LENGTH, workers=options
@@ -47,7 +56,7 @@ def pool(num_workers: int, step_threads: int) -> tuple[Run, Sequence[int], Calla
 
 
 def vector_env() -> tuple[Run, Sequence[int], Callable[[], None]]:
-    """``send`` and ``recv`` of 8 at a time."""
+    """Make a vector env that sends and receives 8 sub-environments at a time, and return the same as :func:`pool`."""
     options = WorkerOptions(preload=PRELOAD)
     envs = ParallelVectorEnv([Sleeper] * NUM_ENVS, num_workers=NUM_ENVS, batch_size=8, workers=options)
     envs.reset(seed=0)
@@ -66,23 +75,24 @@ def vector_env() -> tuple[Run, Sequence[int], Callable[[], None]]:
 
 
 def measured(run: Run, pids: Sequence[int]) -> dict[str, float]:
-    """Return env steps per second, and microseconds of processor time per env step, of this and other processes.
+    """Return env steps per second, and the processor time per env step of this and other processes in microseconds.
 
-    All processes are idle before and afterwards, so that counted steps and processor time belong together.
+    The processor time and its env steps include the warm-up. The workers are idle at both readings, so that the counted
+    time belongs to the counted steps.
     """
-    everybody = [os.getpid(), *pids]
-    before = processor_s(everybody)
+    all_pids = [os.getpid(), *pids]
+    before = processor_s(all_pids)
     ready_before = run(WARM_UP_S)
     began = time.perf_counter()
     env_steps = run(WINDOW_S)
     elapsed = time.perf_counter() - began
     wait_until_idle(pids)
-    cost = (processor_s(everybody) - before) / (ready_before + env_steps)
+    cost = (processor_s(all_pids) - before) / (ready_before + env_steps)
     return {"env steps/s": env_steps / elapsed, "us per env step": 1e6 * cost}
 
 
 def wait_until_idle(pids: Sequence[int]) -> None:
-    """Wait until these have nothing to do any more."""
+    """Wait until these processes use no processor time for 0.1 s."""
     before = -1.0
     while (now := processor_s(pids)) != before:
         before = now
@@ -90,7 +100,10 @@ def wait_until_idle(pids: Sequence[int]) -> None:
 
 
 def summary(found: Sequence[dict[str, float]], reference: Sequence[dict[str, float]], pids: Sequence[int]) -> Any:
-    """Return medians. The ratio is the median over pairs of windows."""
+    """Return medians of the windows, the number of processes, and their PSS in MB.
+
+    The ratio to the reference is the median over pairs of windows.
+    """
     cost = "us per env step"
     pairs = [mine[cost] / other[cost] for mine, other in zip(found, reference, strict=True)]
     return {
@@ -102,7 +115,7 @@ def summary(found: Sequence[dict[str, float]], reference: Sequence[dict[str, flo
 
 
 def main(windows: int) -> None:
-    """Measure all in turn, many times, so that what else the machine does meets all alike."""
+    """Measure all subjects in turn, many times, so that other load on the machine affects all of them equally."""
     by_hand = Rollouts(Sleeper, zeros, NUM_ENVS, ROLLOUT_LENGTH)
     stepping = Steps(Sleeper, NUM_ENVS, NUM_ENVS)
     subjects = {
