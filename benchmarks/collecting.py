@@ -1,8 +1,8 @@
 """Processor time of the main process per rollout of a worker, for this checkout or for several in turn.
 
-A rollout has 32 steps in 2 CartPoles, with a policy that is one comparison in NumPy. "busy": the workers use all
-cores, so rollouts wait for the main process. "seldom": a step sleeps for a millisecond, so the main process waits for
-rollouts and its caches are cold. "all threads" includes the I/O thread of ZeroMQ.
+A rollout has 32 steps in 2 CartPoles, with a policy that is one comparison in NumPy. In the cases "busy", the workers
+use all cores, so rollouts wait for the main process. In the cases "seldom", a step sleeps for a millisecond, so the
+main process waits for rollouts and its caches are cold. The clock "all threads" includes the I/O thread of ZeroMQ.
 
 Each checkout has its own process for each case, because two checkouts cannot be imported at once. All processes of a
 case measure slices of the same number of rollouts in turn, so other load on the machine affects all equally.
