@@ -171,12 +171,12 @@ def seconds_per_update(case: Case, net_name: str, algorithm: str, utilisation: l
         )
         began = 0.0
         for update, rollout in enumerate(moved):
-            if update == WARM_UPS:
-                began = time.perf_counter()
             learn(net, optimizer, rollout, loss_fn, epochs)
             pool.publish(net)
             if case.learner == "cuda":
                 utilisation.append(float(torch.cuda.utilization()))
+            if update == WARM_UPS:
+                began = time.perf_counter()
             if update == WARM_UPS + UPDATES:
                 return (time.perf_counter() - began) / UPDATES
     raise AssertionError("the stream of rollouts ended early")

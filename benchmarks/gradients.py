@@ -107,15 +107,14 @@ def workers_rate(num_workers: int, multiplications: int, driver_shares: dict[int
     ) as pool:  # fmt: skip
         samples, driver_s, began = 0, 0.0, 0.0
         for round_, gradient in enumerate(pool.gradients()):
-            if round_ == WARM_UPS:
-                samples, driver_s, began = 0, 0.0, time.perf_counter()
-            elif round_ > WARM_UPS:
-                samples += gradient.num_samples
+            samples += gradient.num_samples
             arrived = time.process_time()
             gradient.assign_to(policy.module)
             optimizer.step()
             pool.publish(policy)
             driver_s += time.process_time() - arrived
+            if round_ == WARM_UPS:
+                samples, driver_s, began = 0, 0.0, time.perf_counter()
             if round_ == WARM_UPS + ROUNDS:
                 break
         seconds = time.perf_counter() - began

@@ -579,4 +579,5 @@ if __name__ == "__main__":
         save("nemesis", results)
     print(table(results))
     for name, result in results.items():
-        print(*(f"{name}: left behind {left}" for left in result["residue"]), sep="\n", end="")
+        for left in result["residue"]:
+            print(f"{name}: left behind {left}")
