@@ -21,6 +21,7 @@ LINES = {
 }
 BARS = {
     "EnvPool, own C++ envs, step": "EnvPool (C++ environments)",
+    "parenv, caller and one worker": "parenv (caller, 1 worker)",
     "parenv, step": "parenv (2 workers)",
     "Gymnasium SyncVectorEnv": "SyncVectorEnv (1 process)",
     "Gymnasium AsyncVectorEnv": "AsyncVectorEnv",

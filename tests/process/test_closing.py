@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,10 +172,14 @@ class AtLine:
     Args:
         number: Number of the line, counted in the order of execution. -1: raise no signal, only count the lines.
         signum: Signal to raise.
+
+    Attributes:
+        stack: Frames at which the signal was raised.
     """
 
     def __init__(self, number: int, signum: int = signal.SIGTERM) -> None:
         self.number, self.count, self._signum = number, 0, signum
+        self.stack: list[str] = []
 
     def __enter__(self) -> AtLine:
         self._before = sys.gettrace()
@@ -190,6 +195,7 @@ class AtLine:
             return None
         self.count += event == "line"
         if event == "line" and self.count == self.number:
+            self.stack = traceback.format_stack(frame)
             signal.raise_signal(self._signum)
         return self._trace
 
@@ -234,7 +240,7 @@ def test_a_signal_handler_may_close_and_exit_at_any_line(
         with AtLine((2 * part + 1) * lines.count // (2 * parts)) as at:
             code = use_and_close(user)
         # The number of lines varies with the number of waits, so the line may not be reached.
-        assert code == 7 if at.count >= at.number else code is None
+        assert code == (7 if at.count >= at.number else None), "".join(at.stack)
         assert user.it.closed
         # The interpreter calls this when it exits.
         user.it._one_thread.end_of_use()
