@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 
@@ -14,6 +16,18 @@ def workers_of(used: Any) -> Any:
 def pid_of(used: Any, worker: int) -> int:
     """Return the process id of a worker, which is -1 or 0 while the worker is being replaced."""
     return int(workers_of(used).pid(worker))
+
+
+def kill(used: Any, worker: int, signum: int = signal.SIGKILL) -> bool:
+    """Send a signal to a worker and return ``True``, or return ``False`` if it is dead or being replaced."""
+    pid = pid_of(used, worker)
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:  # The worker has died, and the main process has not noted it yet.
+        return False
+    return True
 
 
 def generation_of(used: Any, worker: int) -> int:

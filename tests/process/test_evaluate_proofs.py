@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,8 +138,9 @@ def workers_killed_every(seconds: float) -> Iterator[list[int]]:
         while not over.wait(seconds):
             workers = [one for server in psutil.Process().children() for one in server.children()]
             if workers:
-                killed.append(choose.choice(workers).pid)
-                os.kill(killed[-1], signal.SIGKILL)
+                with suppress(psutil.NoSuchProcess):
+                    (victim := choose.choice(workers)).kill()
+                    killed.append(victim.pid)
 
     thread = threading.Thread(target=kill)
     thread.start()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
 import random
-import signal
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from envs import Acting, kill_oneself, ledgers, once, sleep_long
-from inside import pid_of
+from inside import kill
 from policies import zeros
 
 from parenv import AsyncWorkerPool, EpisodeStatistics, ParallelVectorEnv, RestartPolicy, Stop, WorkerOptions
@@ -66,9 +64,8 @@ def test_lost_episodes_are_listed_as_delivered_if_workers_are_killed(mode: Any) 
     with AsyncWorkerPool(ledgers(5), zeros, num_workers=3, mode=mode, rollout_length=4, workers=options) as pool:
         for i, rollout in enumerate(pool.rollouts()):
             tally.add(rollout)
-            if i % 10 == 5 and (pid := pid_of(pool, chance.randrange(3))) > 0:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            if i % 10 == 5:
+                kill(pool, chance.randrange(3))
             if tally.ended_by["worker_died"] > 2:
                 break
         statistics = pool.statistics()
@@ -89,9 +86,8 @@ def test_an_episode_that_was_lost_before_a_dropped_rollout_is_listed_once() -> N
             listed.update(rollout.episodes.ended_by.tolist())
             assert (rollout.episodes.lengths > 0).all()
             pool.publish(zeros)
-            if i % 10 == 5 and (pid := pid_of(pool, chance.randrange(2))) > 0:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            if i % 10 == 5:
+                kill(pool, chance.randrange(2))
             if listed["worker_died"] > 2 and pool.statistics().dropped_rollouts:
                 break
         restarts = pool.statistics().worker_restarts

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 from envs import Acting, kill_oneself, ledgers, once
-from inside import deaths_of, pid_of, workers_of
+from inside import deaths_of, kill, workers_of
 from policies import zeros
 from scripts import printed_by
 
@@ -42,18 +42,6 @@ OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, m
 
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
-
-
-def kill(pool: AsyncWorkerPool, worker: int) -> bool:
-    """Kill a worker and return ``True``, or return ``False`` if it is dead or being replaced."""
-    pid = pid_of(pool, worker)
-    if pid <= 0:
-        return False
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.one_in(2)

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from inside import pid_of
+from inside import kill, pid_of
 from policies import zeros
 
 from parenv import AsyncWorkerPool, RestartPolicy, Rollout, WorkerError, WorkerOptions
@@ -108,16 +108,6 @@ class PoolUnderFire(RuleBasedStateMachine):
     def pid(self, worker: int) -> int:
         return pid_of(self.pool, worker)
 
-    def send(self, worker: int, signum: int) -> bool:
-        """Send a signal to a worker and return ``True``, or return ``False`` if it is dead or being replaced."""
-        pid = self.pid(worker)
-        if pid <= 0:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signum)
-            return True
-        return False
-
     @rule(count=st.integers(1, 12), hoards=st.booleans())
     def take(self, count: int, hoards: bool) -> None:
         for _ in range(count):
@@ -137,12 +127,12 @@ class PoolUnderFire(RuleBasedStateMachine):
 
     @rule(worker=workers)
     def kill(self, worker: int) -> None:
-        if self.send(worker, signal.SIGKILL):
+        if kill(self.pool, worker, signal.SIGKILL):
             self.stopped.pop(worker, None)
 
     @rule(worker=workers)
     def stop(self, worker: int) -> None:
-        if self.send(worker, signal.SIGSTOP):
+        if kill(self.pool, worker, signal.SIGSTOP):
             self.stopped[worker] = self.pid(worker)
 
     @precondition(lambda self: self.stopped)
@@ -150,7 +140,7 @@ class PoolUnderFire(RuleBasedStateMachine):
     def resume(self, data: Any) -> None:
         worker = data.draw(st.sampled_from(sorted(self.stopped)))
         if self.stopped.pop(worker) == self.pid(worker):
-            self.send(worker, signal.SIGCONT)
+            kill(self.pool, worker, signal.SIGCONT)
 
     @rule()
     def publish(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from envs import Acting, Copied, OwnVectorEnv, Plain, ledgers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from inside import pid_of
+from inside import kill
 from policies import Counter, zeros
 from sampling import one_in
 
@@ -224,8 +224,8 @@ def test_slow_steps_delay_neither_a_version_nor_the_episodes_of_others() -> None
 def test_publishing_once_per_episode_is_never_refused(max_policy_lag: int) -> None:
     with whole([lambda: Plain(length=8)] * 9, zeros, num_workers=3, max_policy_lag=max_policy_lag) as pool:
         for rollout in pool.rollouts(Stop(episodes=300)):
-            # At most 1 + max_policy_lag parts wait, each with at most 8 episodes of 3 sub-environments. On a busy machine
-            # a part ends early, so that the first rows of an episode may be from an earlier part with an older version.
+            # At most 1 + max_policy_lag parts wait, each with at most 8 episodes of 3 sub-environments. On a busy
+            # machine a part ends early, so that the first rows of an episode may be by an older version.
             assert pool.policy_version - rollout.policy_versions[-1, 0] < 8 * 3 * (1 + max_policy_lag)
             pool.publish(zeros)
         assert pool.policy_version == 300
@@ -262,10 +262,8 @@ def test_under_kills_every_episode_that_is_delivered_arrives_once_and_in_order(p
             check_ledger(rollout, expected, 90)
             lost += rollout.episodes.lost.ended_by.tolist()
             restarted |= set(rollout.env_ids[rollout.restarted].tolist())
-            pid = pid_of(pool, chance.randrange(3))
-            if i % 60 == 5 and pid > 0:
-                os.kill(pid, signal.SIGKILL)
-                kills += 1
+            if i % 60 == 5:
+                kills += kill(pool, chance.randrange(3))
         assert 0 < pool.statistics().worker_restarts <= kills
         assert pool.statistics().lost_episodes == {"worker_died": len(lost)}
     assert restarted
