@@ -184,6 +184,7 @@ def test_the_file_is_the_same_with_a_main_process_that_is_killed(undisturbed: An
 
 
 @pytest.mark.more
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("where", ["num_workers=2", "num_workers=0", "workers=WorkerOptions(step_workers=2)"])
 def test_ctrl_c_ends_an_evaluation_and_leaves_whole_lines(where: str, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
