@@ -213,16 +213,23 @@ class ActionRows:
     def read(self, where: Where) -> Any:
         """Return a sequence of the actions of some rows."""
         if self._given:
-            env_ids = range(where.start, where.stop) if type(where) is slice else where.tolist()
+            env_ids = _env_ids(where)
             # All actions of a request came in the same way. The actions of a later request may be stored already.
             if env_ids[0] in self._given:
                 return [self._given.pop(env_id) for env_id in env_ids]
         step_buffer = self._step_buffer
+        if any(array is None for array in step_buffer.actions):
+            # The process that this one replaces got the actions. This one begins episodes, for which it needs none.
+            return [None] * len(_env_ids(where))
         # An environment may keep or change its action, and the next action is written to the same place, so copy it.
         arrays = [array[where].copy() if type(where) is slice else array[where] for array in step_buffer.actions]
         if step_buffer.one_action:
             return arrays[0]
         return [unflatten(step_buffer.spec.actions, values) for values in zip(*arrays, strict=True)]
+
+
+def _env_ids(where: Where) -> Sequence[int]:
+    return range(where.start, where.stop) if type(where) is slice else where.tolist()
 
 
 def _is_foreign(leaf: Leaf, value: Any) -> bool:

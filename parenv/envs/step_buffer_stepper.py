@@ -61,7 +61,9 @@ class StepBufferStepper:
         )
         self._seeds = dict(enumerate(seeds or ()))
         self._fresh = [partial(self._begin_next, column) for column in range(len(envs))]
-        begins_with_reset = seeds is not None and mode is AutoresetMode.NEXT_STEP
+        # The first step of a process that replaces another one begins an episode, because the main process ends the
+        # lost one. With DISABLED, the user does that.
+        begins_with_reset = seeds is not None and mode is not AutoresetMode.DISABLED
         self._steps = self._fresh.copy() if begins_with_reset else [env.step for env in self._envs]
         self._orders_taken = 0
         self._answered: tuple[Where, Any] = own, 0
@@ -166,7 +168,7 @@ class StepBufferStepper:
         return step_buffer.requested[where].copy()
 
     def _begin_next(self, column: int, action: Any) -> Any:
-        """Reset in the place of a step, in ``NEXT_STEP`` mode."""
+        """Reset in the place of a step."""
         observation, info = self._reset(column, None)
         self._steps[column] = self._envs[column].step
         return observation, 0.0, False, False, info

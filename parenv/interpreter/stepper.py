@@ -647,7 +647,8 @@ class Stepper:
         self._codes = [status.code("step", env_id) for env_id in range(self._own.start, self._own.stop)]
         self._seeds = dict(enumerate(job["seeds"] or ()))
         self._fresh = [self._beginner(column) for column in range(len(envs))]
-        begins = bool(job["seeds"]) and job["mode"] == "NEXT_STEP"
+        # The first step of a process that replaces another one begins an episode.
+        begins = bool(job["seeds"]) and job["mode"] != "DISABLED"
         self._steps = list(self._fresh) if begins else [env.step for env in envs]
         self._taken = 0
         self._rows = None  # type: Any

@@ -84,14 +84,19 @@ class Questions:
             self._workers.calls.pop(number, None)
 
     def lost(self, worker: int, error: Exception) -> None:
-        """Note the end of a worker. Its successor is asked again, unless the lost environments were to answer."""
+        """Note the end of a worker. Its successor is asked again, unless the lost environments were to answer.
+
+        The answer to a reset describes environments that are gone too, so the successor resets its environments again.
+        """
         for question in self._open:
-            if worker not in question.numbers or worker in question.answers:
+            is_valid = worker in question.answers and question.method != "reset"
+            if worker not in question.numbers or is_valid:
                 continue
-            del self._workers.calls[question.numbers[worker]]
+            self._workers.calls.pop(question.numbers[worker], None)
             if question.method in _REPEATABLE:
-                # The new process answers from the beginning, so errors that the old one had sent do not count.
+                # The new process answers from the beginning, so the answer and the errors of the old one do not count.
                 del question.numbers[worker]
+                question.answers.pop(worker, None)
                 question.errors.pop(worker, None)
             else:
                 question.errors.setdefault(worker, []).append(error)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gymnasium.vector import AutoresetMode
-
 from parenv.experience.failures import EnvFailures, FailureLog
 from parenv.experience.metrics import VECTOR_ENV, metrics_of
 from parenv.memory.layout import leaves_as_data
@@ -120,8 +118,6 @@ class Backend:
         product = Product(self._launch, self._briefing, self._note_change, self._unanswered, await_hosts=False)
         self._supervisor = Supervisor(self.workers, job.options, product)
         self.questions = self._supervisor.questions
-        self._resets: dict[int, Question | None] = {}
-        self.beginning: list[int] = []
         self._restarted: list[tuple[list[int], str]] = []
         self._reasons: dict[int, str] = {}
         """Reason for which each worker was lost first since its last restart."""
@@ -256,15 +252,6 @@ class Backend:
 
     def restarted(self) -> list[tuple[list[int], str]]:
         """Return the sub-environments of each worker that was restarted since the last call, and the reason."""
-        for worker, reset in list(self._resets.items()):
-            if reset is None or self.questions.answered(reset):
-                self._end_beginning(worker)
-                rows = self._rows_of(worker)
-                self._step_buffer.finished[rows] = self._step_buffer.requested[rows]
-                self._requests.away.discard(worker)
-                self._restarted.append((list(self.workers.env_ids(worker)), self._reasons.pop(worker)))
-                if reset is not None:
-                    self.questions.answers(reset)
         restarted, self._restarted = self._restarted, []
         return restarted
 
@@ -295,12 +282,18 @@ class Backend:
                 self._answers.close()
 
     def _note_change(self, event: Lost | Back) -> None:
+        worker = event.worker
         if isinstance(event, Lost):
-            self._reasons.setdefault(event.worker, ended_by(event.reason))
+            self._reasons.setdefault(worker, ended_by(event.reason))
             self.failures.add(failure_of_worker(*event))
-            self._leave_out(event.worker)
+            self._leave_out(worker)
         else:
-            self._begin_episodes(event.worker)
+            rows = self._rows_of(worker)
+            self._step_buffer.info_kinds[rows] = 0
+            # What the old process has finished is lost. The new one may be asked for the same reset at once.
+            self._step_buffer.finished[rows] = self._step_buffer.requested[rows] - 1
+            self._requests.away.discard(worker)
+            self._restarted.append((list(self.workers.env_ids(worker)), self._reasons.pop(worker)))
 
     def _leave_out(self, worker: int) -> None:
         """Send no requests to a worker that has ended, and wait for no further messages from it."""
@@ -308,24 +301,6 @@ class Backend:
         self._said[worker] = self.workers.heard[worker]
         # The poller may hold the socket of the fork server, which is closed if the fork server has ended.
         self._poller = None
-        if worker in self._resets and (reset := self._end_beginning(worker)) is not None:
-            self.questions.forget(reset)
-
-    def _begin_episodes(self, worker: int) -> None:
-        """Begin new episodes in a restarted worker. In ``SAME_STEP`` mode no step does that, so send a reset."""
-        self._step_buffer.info_kinds[self._rows_of(worker)] = 0
-        reset = None
-        if self._plan.job.autoreset_mode is AutoresetMode.SAME_STEP:
-            columns = range(self._shares[worker])
-            reset = self.questions.begin("reset", {worker: (columns, [None] * len(columns), None)})
-        self._resets[worker] = reset
-        self.beginning += self.workers.env_ids(worker)
-
-    def _end_beginning(self, worker: int) -> Question | None:
-        """Trust the rows of a restarted worker again; return the reset that was sent to it."""
-        env_ids = self.workers.env_ids(worker)
-        self.beginning = [env_id for env_id in self.beginning if env_id not in env_ids]
-        return self._resets.pop(worker)
 
     def _launch(self, worker: int | None) -> Launch:
         if worker is not None:

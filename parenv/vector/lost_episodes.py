@@ -16,8 +16,11 @@ from parenv.vector.results import Results, add_info, put
 class LostEpisodes:
     """Rows whose episode was lost with a worker.
 
-    If such a row awaits the result of a step, this class writes the result at once. Otherwise the row is *broken*, and
-    this class writes the result when the user requests the next step.
+    Such a row is *broken* until the user requests its next step, or is answered at once if it is stepping. The result
+    is truncated, without reward, and flagged. Until then, the row contains the last observation that the user received.
+
+    In ``SAME_STEP`` mode the result contains the first observation of the next episode, so the new worker gets a
+    request for the row. In the other modes this class writes the result.
 
     Args:
         step_buffer: Step buffer of the vector env.
@@ -27,30 +30,49 @@ class LostEpisodes:
 
     Attributes:
         broken: Reason for the loss of each broken row, by env_id.
+        answered: Info of each row that was answered and whose result was not delivered, by env_id.
     """
 
     def __init__(self, step_buffer: StepBuffer, results: Results, mode: AutoresetMode, wanted: bool) -> None:
-        self._step_buffer, self._results, self._mode, self.wanted = step_buffer, results, mode, wanted
+        self._step_buffer, self._results, self.wanted = step_buffer, results, wanted
+        self._begins_next = mode is AutoresetMode.SAME_STEP
         self.broken: dict[int, str] = {}
-        self._answered: dict[int, dict[str, Any]] = {}
+        self.answered: dict[int, dict[str, Any]] = {}
         self._last = results.rows(range(step_buffer.spec.num_envs)) if wanted else []
+        self._held: dict[int, list[Any]] = {}
+        """Observation of each broken row whose result exists and could not be delivered."""
 
-    def lose(self, env_ids: Sequence[int], ended_by: str) -> None:
-        """Mark rows whose episode was lost as broken. The reason of an earlier loss counts."""
+    def lose(self, env_ids: Sequence[int], ended_by: str) -> list[int]:
+        """Mark rows as broken; return those whose loss is new. The reason of an earlier loss counts."""
+        new = [env_id for env_id in env_ids if env_id not in self.broken and env_id not in self.answered]
         for env_id in env_ids:
-            self.broken.setdefault(env_id, ended_by)
+            self._held.pop(env_id, None)
+            earlier = self.answered.pop(env_id, {ENDED_BY: ended_by})
+            self.broken.setdefault(env_id, earlier[ENDED_BY])
+        self._results.restore(env_ids, [_part(kept, env_ids) for kept in self._last])
+        # The lost worker may have ended the episode in a step whose result the user does not get.
+        self._write_flags(list(env_ids), truncated=False)
+        return new
+
+    def fail(self, env_ids: Sequence[int]) -> None:
+        """Mark rows as broken again whose next episode could not begin."""
+        if failed := [env_id for env_id in env_ids if env_id in self.answered]:
+            self.lose(failed, "")
 
     def forget(self, env_ids: Sequence[int]) -> None:
         """Unmark rows that begin another episode."""
-        for env_id in env_ids if self.broken or self._answered else ():
+        for env_id in env_ids if self.broken else ():
             self.broken.pop(env_id, None)
-            self._answered.pop(env_id, None)
+            self._held.pop(env_id, None)
 
     def take_back(self) -> None:
-        """Mark rows as broken again whose results were written here but never delivered."""
-        if self._answered:
-            self.broken.update({env_id: info[ENDED_BY] for env_id, info in self._answered.items()})
-            self._answered.clear()
+        """Mark rows as broken again whose results were never delivered, and hold these results."""
+        for env_id in list(self.answered):
+            held = self._results.rows([env_id])
+            exists = self._step_buffer.finished[env_id] == self._step_buffer.requested[env_id]
+            self.lose([env_id], "")
+            if exists:
+                self._held[env_id] = held
 
     def delivered(self, env_ids: Sequence[int]) -> None:
         """Copy the observations that the user has received."""
@@ -59,27 +81,36 @@ class LostEpisodes:
                 put(kept, env_ids, new)
 
     def answer_broken(self, env_ids: Sequence[int]) -> set[int]:
-        """Write truncated results without reward to the broken rows among these; return those rows."""
-        if not self.broken:
-            return set()
-        step_buffer = self._step_buffer
-        rows = [env_id for env_id in env_ids if env_id in self.broken]
+        """Answer the broken rows among these; return the rows that need no request."""
+        rows = [env_id for env_id in env_ids if env_id in self.broken] if self.broken else []
         for env_id in rows:
             info: dict[str, Any] = {WORKER_RESTARTED: True, ENDED_BY: self.broken.pop(env_id)}
-            if self._mode is AutoresetMode.SAME_STEP:
+            if self._begins_next:
                 last = [kept[env_id] if isinstance(kept, list) else kept[env_id].copy() for kept in self._last]
-                info |= {FINAL_OBSERVATION: unflatten(step_buffer.spec.observations, last), "final_info": {}}
-            else:
-                self._results.restore([env_id], [kept[env_id : env_id + 1] for kept in self._last])
-            self._answered[env_id] = info
-        step_buffer.rewards[rows], step_buffer.terminated[rows], step_buffer.truncated[rows] = 0.0, False, True
-        step_buffer.finished[rows] = step_buffer.requested[rows]
-        return set(rows)
+                final = unflatten(self._step_buffer.spec.observations, last)
+                info |= {FINAL_OBSERVATION: final, "final_info": {}}
+            self.answered[env_id] = info
+        here = [env_id for env_id in rows if env_id in self._held or not self._begins_next]
+        for env_id in here:
+            if env_id in self._held:
+                self._results.restore([env_id], self._held.pop(env_id))
+        self._write_flags(here, truncated=True)
+        self._step_buffer.finished[here] = self._step_buffer.requested[here]
+        return set(here)
 
     def add_to(self, infos: dict[str, Any], env_ids: Any) -> dict[str, Any]:
-        """Add the flags of rows whose results were written here to the infos of these rows."""
-        if self._answered:
+        """Flag the answered rows among these, in the step buffer and in the infos of these rows."""
+        if self.answered:
             for position, env_id in enumerate(list(env_ids)):
-                if env_id in self._answered:
-                    infos = add_info(infos, self._answered.pop(env_id), position, len(env_ids))
+                if env_id in self.answered:
+                    self._write_flags([env_id], truncated=True)
+                    infos = add_info(infos, self.answered.pop(env_id), position, len(env_ids))
         return infos
+
+    def _write_flags(self, rows: list[int], truncated: bool) -> None:
+        step_buffer = self._step_buffer
+        step_buffer.rewards[rows], step_buffer.terminated[rows], step_buffer.truncated[rows] = 0.0, False, truncated
+
+
+def _part(kept: Any, env_ids: Sequence[int]) -> Any:
+    return [kept[env_id] for env_id in env_ids] if isinstance(kept, list) else kept[list(env_ids)]

@@ -133,6 +133,7 @@ class VectorSession:
             options: Options for all, or a list with one entry for each sub-environment of the vector env.
         """
         self._take_restarts()
+        self._lost.take_back()
         self._lost.forget(env_ids)
         self._resetting = env_ids
         is_plain = self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids)
@@ -265,9 +266,8 @@ class VectorSession:
         self._step_buffer.requested[env_ids] = self._sequence
 
     def _request(self, env_ids: Sequence[int]) -> None:
-        """Request a step of some sub-environments. Rows whose episode was lost get their results at once."""
-        if self._lost.broken:
-            here = self._lost.answer_broken(env_ids)
+        """Request a step of some sub-environments, except of rows that get their results here."""
+        if here := self._lost.answer_broken(env_ids):
             env_ids = [env_id for env_id in env_ids if env_id not in here]
         if len(env_ids):
             self.backend.request(env_ids)
@@ -334,9 +334,7 @@ class VectorSession:
 
     def _settled(self) -> bool:
         """Tell whether every request is finished."""
-        return (
-            self._step_buffer.finished.tobytes() == self._step_buffer.requested.tobytes() and not self.backend.beginning
-        )
+        return bool(self._step_buffer.finished.tobytes() == self._step_buffer.requested.tobytes())
 
     def _received(self, ids: Any) -> StepResults:
         """Return the results of sub-environments that are ready."""
@@ -354,14 +352,11 @@ class VectorSession:
         )
 
     def _are_ready(self, ids: Any) -> bool:
-        backend, step_buffer = self.backend, self._step_buffer
-        ready = not backend.beginning and (step_buffer.finished[ids] == step_buffer.requested[ids]).all()
-        return bool(backend.step_errors or ready)
+        ready = (self._step_buffer.finished[ids] == self._step_buffer.requested[ids]).all()
+        return bool(self.backend.step_errors or ready)
 
     def _enough_ready(self, batch_size: int) -> bool:
         ready = self._in_flight & (self._step_buffer.finished == self._step_buffer.requested)
-        if beginning := self.backend.beginning:
-            ready[beginning] = False
         self._ready = ready.nonzero()[0]
         return bool(self.backend.step_errors) or len(self._ready) >= batch_size
 
@@ -378,8 +373,10 @@ class VectorSession:
             self._results.take(drained(backend.side_data))
         if backend.step_errors:
             errors = sorted(drained(backend.step_errors), key=_env_id_of)
+            failed = [env_id for error in errors if (env_id := _env_id_of(error)) < len(self._all)]
+            self._lost.fail(failed)
             # A sub-environment that raised has no result for which recv could wait.
-            self._in_flight[[env_id for error in errors if (env_id := _env_id_of(error)) < len(self._all)]] = False
+            self._in_flight[failed] = False
             self.under_way = int(np.count_nonzero(self._in_flight))
             raise_all(errors)
         if self._results.left_out:
@@ -389,7 +386,7 @@ class VectorSession:
     def _drop_late_results(self) -> None:
         """Drop the results of a call that timed out, but keep the data that later calls refer to."""
         self._results.take(drained(self.backend.side_data))
-        self.backend.step_errors.clear()
+        self._lost.fail([_env_id_of(error) for error in drained(self.backend.step_errors)])
         self._ends.note(_ALL)
         self._late = False
 
@@ -401,7 +398,7 @@ class VectorSession:
             self._lost.delivered(rows)
 
     def _take_restarts(self) -> bool:
-        """Write the results of rows whose worker was restarted, and repeat requests that only began an episode.
+        """Mark the lost episodes of workers that were restarted, and repeat the requests in progress.
 
         Returns:
             Whether a worker was restarted.
@@ -409,20 +406,19 @@ class VectorSession:
         if not self._lost.wanted:
             return False
         for restarted, ended_by in (restarts := self.backend.restarted()):
-            stepping = self._all if self._stepping else np.flatnonzero(self._in_flight).tolist()
-            ended = self._ends.flags
-            lost = [env_id for env_id in restarted if not ended[env_id] and env_id not in self._resetting]
-            self._lost.lose(lost, ended_by)
-            self.backend.failures.add_lost([(env_id, ended_by) for env_id in lost])
-            self._lost.answer_broken([env_id for env_id in lost if env_id in stepping])
-            self._repeat_request([env_id for env_id in restarted if ended[env_id] and env_id in stepping], reset=False)
-            if self._question is None:
-                self._repeat_request([env_id for env_id in restarted if env_id in self._resetting], reset=True)
+            resetting = [env_id for env_id in restarted if env_id in self._resetting]
+            others = [env_id for env_id in restarted if env_id not in resetting]
+            ended, answered = self._ends.flags, self._lost.answered
+            lost = [env_id for env_id in others if not ended[env_id] or env_id in answered]
+            self.backend.failures.add_lost([(env_id, ended_by) for env_id in self._lost.lose(lost, ended_by)])
+            stepping = others if self._stepping else self.in_flight(np.array(others, np.int64))
+            self._request(stepping)
+            idle = [env_id for env_id in others if env_id not in stepping]
+            self._step_buffer.finished[idle] = self._step_buffer.requested[idle]
+            # A reset that was sent as a call is sent again as a call.
+            if resetting and self._question is None:
+                self.backend.request(resetting, reset=True)
         return bool(restarts)
-
-    def _repeat_request(self, env_ids: list[int], reset: bool) -> None:
-        self._number(env_ids)
-        self.backend.request(env_ids, reset)
 
 
 def _env_id_of(error: BaseException) -> int:

@@ -18,7 +18,7 @@ import pytest
 from envs import hold_the_gil, kill_oneself, ledgers, segfault, sleep_long, stop_oneself
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
-from inside import generation_of, workers_of
+from inside import generation_of, kill, workers_of
 
 from parenv import (
     ParallelVectorEnv,
@@ -35,6 +35,7 @@ from parenv.process import launcher
 from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward
 from parenv.vector import backend
+from parenv.vector.arguments import each_seed
 
 MODES = list(AutoresetMode)
 N = 6
@@ -329,6 +330,160 @@ def test_a_worker_that_dies_in_a_masked_reset_is_restarted_and_reset_again(tmp_p
         assert infos["worker_restarted"].tolist() == [False] * 4 + [True] * 2
 
 
+class Held(gym.Env[Any, Any]):
+    """Observes its env_id, the seed of its episode, its resets and the step. Most resets wait until a file exists.
+
+    Resets with the first seed, and later resets if the file exists already, do not wait.
+    """
+
+    def __init__(self, env_id: int, as_text: bool, released: Path) -> None:
+        number = gym.spaces.Box(-1, np.inf, (4,), np.float64)
+        text = gym.spaces.Dict({"text": gym.spaces.Text(99, charset="0123456789 -")})
+        self.observation_space: Any = text if as_text else number
+        self.action_space: Any = gym.spaces.Text(3) if as_text else gym.spaces.Discrete(2)
+        self._env_id, self._as_text, self._released, self._resets = env_id, as_text, released, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        while seed != FIRST_SEED + self._env_id and not self._released.exists():
+            time.sleep(0.001)
+        self._resets += 1
+        self._seen = [self._env_id, -1 if seed is None else seed, self._resets, 0]
+        return self._observation(), {"seed": self._seen[1]}
+
+    def step(self, action: Any) -> Any:
+        self._seen[3] += 1
+        return self._observation(), 1.0, False, False, {}
+
+    def _observation(self) -> Any:
+        return {"text": " ".join(map(str, self._seen))} if self._as_text else np.array(self._seen, np.float64)
+
+
+FIRST_SEED, LATER_SEED = 10, 100
+
+
+def begin_reset_in_which_worker_0_dies(envs: ParallelVectorEnv, folder: Path, answered: bool, **reset: Any) -> None:
+    """Begin a reset of four :class:`Held`, and return when worker 0 is replaced and may have to reset again.
+
+    Args:
+        envs: Vector env with two workers.
+        folder: Folder of the files for which resets wait.
+        answered: Whether worker 0 answers the reset before it is killed.
+        **reset: Arguments of the reset.
+    """
+    envs.reset_async(**reset)
+    session: Any = envs._session
+    question, step_buffer = session._question, session._step_buffer
+
+    def is_answered(backend: Any) -> bool:
+        return (
+            0 in question.answers
+            if question is not None
+            else bool((step_buffer.finished[:2] == step_buffer.requested[:2]).all())
+        )
+
+    if answered:
+        (folder / "0").touch()
+        listen_until(envs, is_answered)
+        (folder / "0").unlink()
+    assert kill(envs, 0)
+    listen_until(envs, lambda backend: backend._restarted)
+    for worker in range(2):
+        (folder / str(worker)).touch()
+
+
+def listen_until(envs: ParallelVectorEnv, happened: Callable[[Any], Any]) -> None:
+    backend, deadline = envs._session.backend, time.monotonic() + 120
+    while not happened(backend):
+        assert time.monotonic() < deadline
+        backend.listen(1.0)
+        backend.catch_up()
+
+
+def some_held(folder: Path, as_text: bool, mode: AutoresetMode) -> ParallelVectorEnv:
+    return ParallelVectorEnv(
+        [lambda i=i: Held(i, as_text, folder / str(i // 2)) for i in range(4)],  # type: ignore[misc]
+        num_workers=2,
+        autoreset_mode=mode,
+        on_worker_death="restart",
+    )
+
+
+def numbers_in(observations: Any) -> Any:
+    if isinstance(observations, dict):
+        observations = observations["text"]
+    return [[int(number) for number in (one.split() if isinstance(one, str) else one)] for one in observations]
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("as_text", [False, True], ids=["arrays", "text"])
+@pytest.mark.parametrize(
+    "seed", [LATER_SEED, [LATER_SEED, None, LATER_SEED + 2, None], None], ids=["seed", "seeds", "plain"]
+)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "not answered"])
+def test_a_worker_that_dies_while_others_still_reset_gets_the_same_reset_again(
+    answered: bool, mode: AutoresetMode, seed: Any, as_text: bool, tmp_path: Path
+) -> None:
+    with contextlib.closing(some_held(tmp_path, as_text, mode)) as envs:
+        envs.reset(seed=FIRST_SEED)
+        begin_reset_in_which_worker_0_dies(envs, tmp_path, answered, seed=seed, options={})
+        observations, infos = envs.reset_wait()
+        seeds = [-1 if one is None else one for one in each_seed(seed, 4)]
+        shown = numbers_in(observations)
+        for env_id, (shown_id, of, resets, step) in enumerate(shown):
+            assert (shown_id, of, step) == (env_id, infos["seed"][env_id], 0)
+            assert resets == (1 if env_id < 2 else 2)
+            if seeds[env_id] >= 0 or env_id >= 2:  # Without a seed, the new worker's environments get one of its own.
+                assert of == seeds[env_id]
+        observations, rewards, terminated, truncated, infos = envs.step(actions_of(envs))
+        assert numbers_in(observations) == [[*before, 1] for *before, _ in shown]
+        assert rewards.tolist() == [1.0] * 4
+        assert not (terminated | truncated).any()
+        assert infos == {}
+        assert not envs.statistics().lost_episodes
+
+
+def actions_of(envs: ParallelVectorEnv) -> Any:
+    return ("a",) * 4 if isinstance(envs.single_action_space, gym.spaces.Text) else np.zeros(4, np.int64)
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("as_text", [False, True], ids=["arrays", "text"])
+@pytest.mark.parametrize("seed", [LATER_SEED, None], ids=["seed", "plain"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("first", [1, 2], ids=["of some of its rows", "of other rows"])
+def test_a_masked_reset_in_which_a_worker_dies_leaves_its_other_rows_to_the_next_step(
+    first: int, mode: AutoresetMode, seed: int | None, as_text: bool, tmp_path: Path
+) -> None:
+    with contextlib.closing(some_held(tmp_path, as_text, mode)) as envs:
+        envs.reset(seed=FIRST_SEED)
+        envs.step(actions_of(envs))
+        last = numbers_in(envs.step(actions_of(envs))[0])
+        options = {"reset_mask": np.arange(4) >= first}
+        begin_reset_in_which_worker_0_dies(envs, tmp_path, False, seed=seed, options=options)
+        observations, infos = envs.reset_wait()
+        shown, mine, rest = numbers_in(observations), list(range(first)), list(range(first, 4))
+        assert shown[:first] == last[:first]
+        assert [(one[0], one[3]) for one in shown[first:]] == [(env_id, 0) for env_id in rest]
+        assert infos["_seed"].tolist() == options["reset_mask"].tolist()
+        assert "worker_restarted" not in infos
+        if seed is not None:
+            assert [one[1] for one in shown[first:]] == [seed + env_id for env_id in rest]
+        observations, rewards, terminated, truncated, infos = envs.step(actions_of(envs))
+        after = numbers_in(observations)
+        assert truncated.tolist() == infos["worker_restarted"].tolist() == [True] * first + [False] * (4 - first)
+        assert rewards.tolist() == [0.0] * first + [1.0] * (4 - first)
+        assert not terminated.any()
+        assert after[first:] == [[*before, 1] for *before, _ in shown[first:]]
+        if mode is AutoresetMode.SAME_STEP:
+            final = [one["text"] if as_text else one for one in infos["final_obs"][:first]]
+            assert numbers_in(final) == last[:first]
+            assert [(one[0], *one[2:]) for one in after[:first]] == [(env_id, 1, 0) for env_id in mine]
+        else:
+            assert after[:first] == last[:first]
+        assert envs.statistics().lost_episodes_by_env.keys() == set(mine)
+
+
 def test_a_call_to_a_worker_that_dies_is_an_error_and_the_env_stays_usable(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
         some_faulty("call", kill_oneself, (3, 4, 5), once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
@@ -447,7 +602,7 @@ class RaisesOrDies(LedgerEnv):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("then", ["step", "reset"])
+@pytest.mark.parametrize("then", ["step", "reset", "reset of other rows"])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=lambda mode: mode.name)
 def test_a_restart_in_a_step_that_raises_is_flagged_in_the_next_step_unless_reset(
     mode: AutoresetMode, then: str
@@ -470,6 +625,9 @@ def test_a_restart_in_a_step_that_raises_is_flagged_in_the_next_step_unless_rese
             envs.reset()
             assert "worker_restarted" not in envs.step(np.zeros(4, np.int64))[4]
             return
+        if then == "reset of other rows":
+            found, _ = envs.reset(options={"reset_mask": np.array([True, True, False, False])})
+            assert np.array_equal(found[2:], last[2:])
         observations, rewards, _, truncated, infos = envs.step(np.zeros(4, np.int64))
         assert truncated.tolist() == infos["worker_restarted"].tolist() == [False, False, True, True]
         assert rewards[2:].tolist() == [0, 0]
@@ -478,6 +636,37 @@ def test_a_restart_in_a_step_that_raises_is_flagged_in_the_next_step_unless_rese
         assert envs.step(np.zeros(4, np.int64))[0][2:].tolist() == (
             [[2, 0, 1], [3, 0, 1]] if mode is AutoresetMode.SAME_STEP else [[2, 0, 0], [3, 0, 0]]
         )
+
+
+class Told(gym.Env[Any, Any]):
+    """Ends its episode at the action "end" and its process at "die". Its actions do not fit into the step buffer."""
+
+    observation_space, action_space = gym.spaces.Box(0, 99, (1,), np.float64), gym.spaces.Text(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._steps = 0
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        if action == "die":
+            kill_oneself()
+        self._steps += 1
+        return np.full(1, float(self._steps)), 1.0, action == "end", False, {}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_worker_that_is_replaced_in_a_step_needs_no_actions_again(mode: AutoresetMode) -> None:
+    envs = ParallelVectorEnv([Told] * 2, num_workers=1, autoreset_mode=mode, on_worker_death="restart")
+    with contextlib.closing(envs):
+        envs.reset()
+        _, _, terminated, *_ = envs.step(("end", "go"))
+        if mode is AutoresetMode.DISABLED:
+            envs.reset(options={"reset_mask": terminated})
+        observations, rewards, _, truncated, infos = envs.step(("go", "die"))
+        lost = [mode is not AutoresetMode.NEXT_STEP, True]
+        assert truncated.tolist() == infos["worker_restarted"].tolist() == lost
+        assert rewards.tolist() == [0.0, 0.0]
+        assert observations[:, 0].tolist() == ([0.0, 0.0] if mode is AutoresetMode.SAME_STEP else [0.0, 1.0])
 
 
 class HangsAfterRestart(LedgerEnv):
