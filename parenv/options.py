@@ -138,8 +138,8 @@ class WorkerOptions:
         recycle_episodes: Number of episodes after which a sub-environment is closed and made again, between two
             episodes. It helps simulators that leak memory. No transition is lost. Seeds that are given to resets stay
             the same. Without such seeds, the first reset of the new environment gets a seed that follows from the first
-            seed of the sub-environment and the number of its episodes. Attributes that ``set_attr`` has set are lost.
-            Default: ``None``, never.
+            seed of the sub-environment and the number of its episodes. Attributes that ``set_attr`` has set are set
+            again. Default: ``None``, never.
         python: Another Python interpreter (3.8 or later, with numpy) for processes that step environments: its path, or
             a command with its arguments, such as that of a container. ``"{sockets}"`` in the command becomes a
             folder that the process must see under the same path. Environments must be named by

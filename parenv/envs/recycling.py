@@ -61,7 +61,7 @@ class Recycler:
 class RecycledEnv(gym.Wrapper[Any, Any, Any, Any]):
     """An environment of Gymnasium that is made again after some episodes.
 
-    Statistics of normalization wrappers go to the new environment.
+    Statistics of normalization wrappers and values of ``set_wrapper_attr`` go to the new environment.
 
     Args:
         env: First environment.
@@ -72,12 +72,20 @@ class RecycledEnv(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: Any, make: EnvFactory, episodes: int) -> None:
         super().__init__(env)
         self._make, self._recycler = make, Recycler(episodes)
+        self._values: dict[str, Any] = {}
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, in a new environment if it is due."""
         self._renew()
         seed = self._recycler.seed(options.pop("seed", None))
         return self.env.reset(seed=seed, **options)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of this and of later environments."""
+        is_set = super().set_wrapper_attr(name, value, force=force)
+        if is_set:
+            self._values[name] = value
+        return is_set
 
     def get_state(self) -> list[Any]:
         """Return the counts, for a run that continues."""
@@ -98,10 +106,14 @@ class RecycledEnv(gym.Wrapper[Any, Any, Any, Any]):
         _check_spaces(self.env, made)
         set_statistics([made], statistics)
         self.env, self._recycler.begun = made, 0
+        for name, value in self._values.items():
+            super().set_wrapper_attr(name, value)
 
 
 class RecycledAgents:
     """A multi-agent environment that is made again after some episodes. It forwards all attributes.
+
+    Values of attributes that are set go to the new environment.
 
     Args:
         env: First environment.
@@ -110,13 +122,14 @@ class RecycledAgents:
     """
 
     def __init__(self, env: Any, make: EnvFactory, episodes: int) -> None:
-        self.__dict__.update(_env=env, _make=make, _recycler=Recycler(episodes))
+        self.__dict__.update(_env=env, _make=make, _recycler=Recycler(episodes), _values={})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.__dict__["_env"], name, value)
+        self.__dict__["_values"][name] = value
 
     def step(self, actions: Any) -> Any:
         """Take a step."""
@@ -129,6 +142,8 @@ class RecycledAgents:
             with contextlib.suppress(Exception):
                 self._env.close()
             mine["_env"], recycler.begun = self._make(), 0
+            for name, value in self._values.items():
+                setattr(self._env, name, value)
         return self._env.reset(seed=recycler.seed(options.pop("seed", None)), **options)
 
 

@@ -17,8 +17,9 @@ Kind = Any
 MAX_KINDS = 256
 MAX_DEPTH, MAX_DIMENSIONS, MAX_ITEMS = 64, 32, 1 << 32
 FINAL_OBSERVATION = "final_obs"
-WORKER_RESTARTED, ENDED_BY = "worker_restarted", "ended_by"
-"""Infos of a vector env at an episode that was lost with its worker: a flag, and the reason for the end."""
+WORKER_RESTARTED, ENDED_BY, LOST_ATTRIBUTES = "worker_restarted", "ended_by", "lost_attributes"
+"""Infos of a vector env at an episode that was lost with its worker: a flag, the reason for the end, and the names of
+attributes whose values could not be set again."""
 BY_MESSAGE = -1
 
 FORMATS = {

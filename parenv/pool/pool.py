@@ -469,6 +469,9 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     def set_attr(self, name: str, values: Any, *, env_ids: Sequence[int] | None = None) -> None:
         """Set an attribute of sub-environments, on the wrapper that has it.
 
+        The last value is set again in a sub-environment that replaces another one. In a new process, that is after its
+        first reset. The log has a warning if it fails.
+
         Args:
             name: Name of the attribute.
             values: One value for all sub-environments, or a list or tuple with a value for each.

@@ -54,6 +54,12 @@ def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]
     return error
 
 
+def env_id_of(error: BaseException) -> int | None:
+    """Return the sub-environment that raised an exception, or ``None`` if it is unknown."""
+    where = error.__cause__
+    return where.env_id if isinstance(where, SubEnvironmentError) else None
+
+
 def raise_all(errors: Sequence[BaseException]) -> None:
     """Raise one exception as it is, the first of several of one type with the group as its cause, or else the group."""
     if not errors:

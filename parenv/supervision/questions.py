@@ -1,16 +1,22 @@
-"""Questions to several workers at once. A worker that is being replaced is asked when it is back."""
+"""Questions to several workers at once. A worker that is being replaced is asked when it is back.
+
+A new process gets the values again that calls have set in the lost environments.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parenv.process.user_code import dumps
 from parenv.protocol.messages import Call
-from parenv.supervision.failures import raise_all
+from parenv.supervision.failures import env_id_of, raise_all
+from parenv.supervision.set_values import SetValues
 from parenv.supervision.workers import Workers
 
+_log = logging.getLogger("parenv")
 NO_WEIGHTS = (-1, -1)
 _REPEATABLE = {"load", "evaluate", "reset"}
 """Calls that are asked again after a restart, because they do not concern the lost environments."""
@@ -45,10 +51,13 @@ class Questions:
     Args:
         workers: Workers.
         away: Workers that are being replaced.
+        keeps_values: Whether workers are restarted, so that values of attributes must be kept.
     """
 
-    def __init__(self, workers: Workers, away: Collection[int]) -> None:
+    def __init__(self, workers: Workers, away: Collection[int], keeps_values: bool) -> None:
         self._workers, self._away = workers, away
+        self._values = [SetValues() for _ in workers.shares] if keeps_values else []
+        self._restoring: dict[int, list[tuple[str, Question]]] = {}
         self._open: list[Question] = []
         self._count = 0
 
@@ -73,6 +82,12 @@ class Questions:
             WorkerError: A worker was lost with the environments that were to answer.
         """
         self._open.remove(question)
+        for worker, values in enumerate(self._values):
+            if worker in question.arguments:
+                first, errors = self._workers.env_ids(worker).start, question.errors.get(worker, ())
+                failed = [env_id - first for error in errors if (env_id := env_id_of(error)) is not None]
+                if len(failed) == len(errors):
+                    values.note(question.method, question.arguments[worker], failed)
         raise_all([error for worker in question.numbers for error in question.errors.get(worker, ())])
         return {worker: question.answers[worker] for worker in question.numbers}
 
@@ -83,11 +98,48 @@ class Questions:
         for number in question.numbers.values():
             self._workers.calls.pop(number, None)
 
+    def is_restoring(self, worker: int) -> bool:
+        """Return whether :meth:`restored` was called for the present process of a worker that is being replaced."""
+        return worker in self._restoring
+
+    def restored(self, worker: int) -> dict[int, list[str]] | None:
+        """Set the values of the lost environments in the new process of a worker.
+
+        Returns:
+            Names of the attributes that could not be set, by env_id. ``None`` while the new process sets them.
+        """
+        if worker not in self._restoring:
+            self._restoring[worker] = []
+            for name, method, arguments in self._values[worker].calls():
+                question = Question(method, {worker: arguments})
+                self._put(question, [worker])
+                self._open.append(question)
+                self._restoring[worker].append((name, question))
+        if not all(self.answered(question) for _, question in self._restoring[worker]):
+            return None
+        unset: dict[int, list[str]] = {}
+        for name, question in self._restoring.pop(worker):
+            self._open.remove(question)
+            for error in question.errors.get(worker, ()):
+                env_id = env_id_of(error)
+                _log.warning(
+                    "env_id %s has lost the value of %r, because worker %s was restarted: %r",
+                    env_id,
+                    name,
+                    worker,
+                    error,
+                )
+                if env_id is not None:
+                    unset.setdefault(env_id, []).append(name)
+        return unset
+
     def lost(self, worker: int, error: Exception) -> None:
         """Note the end of a worker. Its successor is asked again, unless the lost environments were to answer.
 
         The answer to a reset describes environments that are gone too, so the successor resets its environments again.
         """
+        for _, question in self._restoring.pop(worker, ()):
+            self.forget(question)
         for question in self._open:
             is_valid = worker in question.answers and question.method != "reset"
             if worker not in question.numbers or is_valid:

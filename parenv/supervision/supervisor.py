@@ -6,7 +6,8 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from parenv.errors import (
@@ -46,10 +47,17 @@ class Lost(NamedTuple):
 
 
 class Back(NamedTuple):
-    """A new process has replaced a lost worker, and its sub-environments begin again."""
+    """A new process has replaced a lost worker, and its sub-environments begin again.
+
+    Args:
+        worker: Worker.
+        generation: Number of its restarts.
+        unset: Names of attributes by env_id whose values could not be set again.
+    """
 
     worker: int
     generation: int
+    unset: Mapping[int, Sequence[str]] = MappingProxyType({})
 
 
 Event = Committed | Lost | Back
@@ -102,7 +110,7 @@ class Supervisor:
         self._due: dict[int, float] = {}
         self._starting: set[int] = set()
         self._away: set[int] = set()
-        self.questions = Questions(workers, self._away)
+        self.questions = Questions(workers, self._away, keeps_values=options.restart is not None)
         self.deaths: list[deque[Exception]] = [deque(maxlen=MAX_DEATHS_KEPT) for _ in workers.shares]
         self.restarts = 0
         self.over = False
@@ -267,10 +275,17 @@ class Supervisor:
                 self.restarts += 1
         for worker in list(self._starting):
             ready = self.workers.ready(worker)
-            if ready is not None and worker not in self._killed and self._is_as_before(worker, ready):
+            if ready is None or worker in self._killed:
+                continue
+            if not self.questions.is_restoring(worker):
+                if not self._is_as_before(worker, ready):
+                    continue
+                for message in self._product.briefing(worker):
+                    self.workers.say(worker, message)
+            if (unset := self.questions.restored(worker)) is not None:
                 self._starting.discard(worker)
                 self._away.discard(worker)
-                self._welcome(worker)
+                self._welcome(worker, unset)
 
     def _changing(self, worker: int) -> str:
         if worker in self._killed:
@@ -321,11 +336,8 @@ class Supervisor:
         self._killed[worker] = error
         return False
 
-    def _welcome(self, worker: int) -> None:
-        workers = self.workers
-        for message in self._product.briefing(worker):
-            workers.say(worker, message)
-        back = Back(worker, workers.generation(worker))
+    def _welcome(self, worker: int, unset: Mapping[int, Sequence[str]]) -> None:
+        back = Back(worker, self.workers.generation(worker), unset)
         self._product.tell(back)
         self._events.append(back)
         self.questions.back(worker)

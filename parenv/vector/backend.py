@@ -7,7 +7,7 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from parenv.experience.failures import EnvFailures, FailureLog
 from parenv.experience.metrics import VECTOR_ENV, metrics_of
@@ -66,6 +66,20 @@ class VectorStatistics:
         return metrics_of(VECTOR_ENV, self)
 
 
+class Restarted(NamedTuple):
+    """A restart of a worker.
+
+    Args:
+        env_ids: Its sub-environments.
+        ended_by: Reason for the end of the earlier process.
+        unset: Names of attributes by env_id whose values could not be set again.
+    """
+
+    env_ids: list[int]
+    ended_by: str
+    unset: Mapping[int, Sequence[str]]
+
+
 class Backend:
     """Worker processes, on this machine or on hosts, and the share that this process steps.
 
@@ -118,7 +132,7 @@ class Backend:
         product = Product(self._launch, self._briefing, self._note_change, self._unanswered, await_hosts=False)
         self._supervisor = Supervisor(self.workers, job.options, product)
         self.questions = self._supervisor.questions
-        self._restarted: list[tuple[list[int], str]] = []
+        self._restarted: list[Restarted] = []
         self._reasons: dict[int, str] = {}
         """Reason for which each worker was lost first since its last restart."""
         self.failures = FailureLog()
@@ -250,8 +264,8 @@ class Backend:
             self._receive(deadline - now)
         return deadline < math.inf
 
-    def restarted(self) -> list[tuple[list[int], str]]:
-        """Return the sub-environments of each worker that was restarted since the last call, and the reason."""
+    def restarted(self) -> list[Restarted]:
+        """Return the restarts since the last call."""
         restarted, self._restarted = self._restarted, []
         return restarted
 
@@ -293,7 +307,8 @@ class Backend:
             # What the old process has finished is lost. The new one may be asked for the same reset at once.
             self._step_buffer.finished[rows] = self._step_buffer.requested[rows] - 1
             self._requests.away.discard(worker)
-            self._restarted.append((list(self.workers.env_ids(worker)), self._reasons.pop(worker)))
+            env_ids, reason = list(self.workers.env_ids(worker)), self._reasons.pop(worker)
+            self._restarted.append(Restarted(env_ids, reason, event.unset))
 
     def _leave_out(self, worker: int) -> None:
         """Send no requests to a worker that has ended, and wait for no further messages from it."""

@@ -354,6 +354,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every sub-environment, on the wrapper that has it.
 
+        If another process or environment replaces a sub-environment, the last value is set again before its first
+        reset. Names of attributes for which that fails are in ``infos["lost_attributes"]``.
+
         Args:
             name: Name of the attribute.
             values: Value for all sub-environments, or a list or tuple with one value for each.

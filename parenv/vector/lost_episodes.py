@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from parenv.memory.kinds import ENDED_BY, FINAL_OBSERVATION, WORKER_RESTARTED
+from parenv.memory.kinds import ENDED_BY, FINAL_OBSERVATION, LOST_ATTRIBUTES, WORKER_RESTARTED
 from parenv.memory.spaces import unflatten
 from parenv.memory.step_buffer import StepBuffer
 from parenv.vector.results import Results, add_info, put
@@ -39,6 +39,7 @@ class LostEpisodes:
         self.broken: dict[int, str] = {}
         self.answered: dict[int, dict[str, Any]] = {}
         self._last = results.rows(range(step_buffer.spec.num_envs)) if wanted else []
+        self._unset: dict[int, Sequence[str]] = {}
         self._held: dict[int, list[Any]] = {}
         """Observation of each broken row whose result exists and could not be delivered."""
 
@@ -53,6 +54,10 @@ class LostEpisodes:
         # The lost worker may have ended the episode in a step whose result the user does not get.
         self._write_flags(list(env_ids), truncated=False)
         return new
+
+    def note_unset(self, unset: Mapping[int, Sequence[str]]) -> None:
+        """Add the names of attributes that could not be set again to the next infos of rows, given by env_id."""
+        self._unset.update(unset)
 
     def fail(self, env_ids: Sequence[int]) -> None:
         """Mark rows as broken again whose next episode could not begin."""
@@ -100,11 +105,14 @@ class LostEpisodes:
 
     def add_to(self, infos: dict[str, Any], env_ids: Any) -> dict[str, Any]:
         """Flag the answered rows among these, in the step buffer and in the infos of these rows."""
-        if self.answered:
-            for position, env_id in enumerate(list(env_ids)):
-                if env_id in self.answered:
-                    self._write_flags([env_id], truncated=True)
-                    infos = add_info(infos, self.answered.pop(env_id), position, len(env_ids))
+        for position, env_id in enumerate(list(env_ids)) if self.answered or self._unset else ():
+            info = self.answered.pop(env_id, {})
+            if info:
+                self._write_flags([env_id], truncated=True)
+            if env_id in self._unset and env_id not in self.broken:
+                info[LOST_ATTRIBUTES] = tuple(self._unset.pop(env_id))
+            if info:
+                infos = add_info(infos, info, position, len(env_ids))
         return infos
 
     def _write_flags(self, rows: list[int], truncated: bool) -> None:

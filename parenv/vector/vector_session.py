@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.step_cost import StepCost
-from parenv.errors import SubEnvironmentError
 from parenv.placement.base import drained
 from parenv.process.forks import Owner
 from parenv.process.user_code import dumps
 from parenv.protocol.messages import Actions
-from parenv.supervision.failures import raise_all
+from parenv.supervision.failures import env_id_of, raise_all
 from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
 from parenv.vector.backend import Backend
@@ -155,7 +154,7 @@ class VectorSession:
         self._take_messages()
         # The infos of the other rows are from their last step, and must not be returned again.
         self._step_buffer.info_kinds[others] = 0
-        infos = self.read_infos(None)
+        infos = self._lost.add_to(self.read_infos(None), self._all)
         self._deliver(self._all)
         return self._results.observations(None), infos
 
@@ -405,7 +404,8 @@ class VectorSession:
         """
         if not self._lost.wanted:
             return False
-        for restarted, ended_by in (restarts := self.backend.restarted()):
+        for restarted, ended_by, unset in (restarts := self.backend.restarted()):
+            self._lost.note_unset(unset)
             resetting = [env_id for env_id in restarted if env_id in self._resetting]
             others = [env_id for env_id in restarted if env_id not in resetting]
             ended, answered = self._ends.flags, self._lost.answered
@@ -423,5 +423,5 @@ class VectorSession:
 
 def _env_id_of(error: BaseException) -> int:
     """Return the sub-environment that raised an exception, or a number beyond all of them if it is unknown."""
-    where = error.__cause__
-    return sys.maxsize if not isinstance(where, SubEnvironmentError) or where.env_id is None else where.env_id
+    env_id = env_id_of(error)
+    return sys.maxsize if env_id is None else env_id

@@ -164,10 +164,6 @@ class AgentsCollector:
         self._steps[column] = self.envs[column].step
         spaces_of(self.envs, self.assignments.env_ids[0])
 
-    def take_replaced(self) -> list[list[Any]]:
-        """Return ``[env_id, doing, exception, traceback]`` of each replaced sub-environment since the last call."""
-        return [] if self.replacements is None else self.replacements.take_causes()
-
     def _lasting(self) -> dict[str, Any]:
         """Return what lasts from one rollout to the next beside the environments, as plain data."""
         return {"roster": self.assignments.get_state(), "truncated": list(self._truncated)}

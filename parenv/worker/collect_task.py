@@ -28,6 +28,9 @@ class Collector(Protocol[W_contra]):
     Each has a row loop of its own, because the time per row decides there.
     """
 
+    replacements: Any
+    """:class:`~parenv.worker.replacements.Replacements`, or ``None`` if exceptions of sub-environments are raised."""
+
     def load(self, version: int, place: int, snapshot: bytes) -> None:
         """Load a version of the policy, or a table of versions of the named policies."""
 
@@ -49,9 +52,6 @@ class Collector(Protocol[W_contra]):
         ``rollout`` is ``None`` if no gradient was computed. ``evaluating`` are the policies of an evaluation beside the
         training, or ``None``.
         """
-
-    def take_replaced(self) -> list[list[Any]]:
-        """Return ``[env_id, doing, exception, traceback]`` of each replaced sub-environment since the last call."""
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the sub-environments."""
@@ -144,7 +144,8 @@ class CollectTask:
         if self._writers.device is not None:
             self._writers.device.finish()
         self._timer.stamp(commit_writer, credit, seconds, learned)
-        return Commit(credit.sequence, dict(commit_writer.columns.objects), report, collector.take_replaced())
+        replaced = [] if collector.replacements is None else collector.replacements.take_causes()
+        return Commit(credit.sequence, dict(commit_writer.columns.objects), report, replaced)
 
     def _load(self, version: int, place: int, snapshot: bytes) -> int:
         """Load a version, unless it is loaded; return its number."""
@@ -158,7 +159,10 @@ class CollectTask:
 
     def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> Any:
         method, positions = ENV_METHODS[name], iter(range(len(columns)))
-        return self._collector.each(name, lambda env: method(env, next(positions), *arguments), columns)
+        answers = self._collector.each(name, lambda env: method(env, next(positions), *arguments), columns)
+        if name == "set_attr" and self._collector.replacements is not None:
+            self._collector.replacements.note_values(columns, *arguments)
+        return answers
 
     def _evaluate(
         self, episodes: int, deterministic: bool, number: int, where: str, version: int, place: int, snapshot: bytes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
 
 from parenv.envs.seeding import environment_seed
@@ -33,6 +35,12 @@ class Replacements:
         self._restart_limit = RestartLimit(job.options.restart, len(stepper.envs))
         self._counts = [0] * len(stepper.envs)
         self._causes: list[list[Any]] = []
+        self._values: dict[int, dict[str, Any]] = {}
+
+    def note_values(self, columns: Sequence[int], values: Sequence[Any], name: str) -> None:
+        """Keep values of an attribute for the new environments of these columns."""
+        for column, value in zip(columns, values, strict=True):
+            self._values.setdefault(column, {})[name] = value
 
     def take_causes(self) -> list[list[Any]]:
         """Return ``[env_id, doing, exception, traceback]`` of each replacement since the last call."""
@@ -57,6 +65,8 @@ class Replacements:
             try:
                 progress.begin("making the environment", env_id)
                 self.stepper.replace(column, self._job.factories.make(env_id))
+                for name, value in self._values.get(column, {}).items():
+                    self.stepper.each("set_attr", methodcaller("set_wrapper_attr", name, value), [column])
                 progress.begin("reset", env_id)
                 seed = environment_seed(self._job.seed, env_id, self._generation, self._counts[column])
                 return self.stepper.envs[column].reset(seed=seed)
@@ -79,15 +89,11 @@ class ReplacingCollector(SingleAgentCollector):
 
     def __init__(self, replacements: Replacements, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._replacements = replacements
+        self.replacements = replacements
         self._step = self._step_and_replace
 
-    def take_replaced(self) -> list[list[Any]]:
-        """Return ``[env_id, doing, exception, traceback]`` of each replacement since the last call."""
-        return self._replacements.take_causes()
-
     def _step_and_replace(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter) -> None:
-        stepper, first = self._replacements.stepper, 0
+        stepper, first = self.replacements.stepper, 0
         while True:
             try:
                 stepper.step(actions, rows, step, writer, first)
@@ -97,9 +103,9 @@ class ReplacingCollector(SingleAgentCollector):
                 first = self._replace(failed, error, rows, step, writer)
 
     def _replace(self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter) -> int:
-        stepper, seen = self._replacements.stepper, writer.observations[step]
+        stepper, seen = self.replacements.stepper, writer.observations[step]
         places = {(end.step, end.column) for end in writer.ends}
-        observation, info = self._replacements.make(column, error)
+        observation, info = self.replacements.make(column, error)
         if (step, column) in places:
             stepper.begin(column, observation, rows)
             writer.infos.write_first(step + 1, column, info)

@@ -56,8 +56,11 @@ class SingleAgentCollector:
         infos: Info of each reset.
 
     Attributes:
+        replacements: ``None``: this class raises exceptions of sub-environments.
         seen: Infos of the next observations that the policy takes, by name ``[B, ...]``.
     """
+
+    replacements: Any = None
 
     def __init__(
         self,
@@ -126,10 +129,6 @@ class SingleAgentCollector:
         self._restarted[renewed] = True
         set_random_state(state["random"])
         return renewed
-
-    def take_replaced(self) -> list[list[Any]]:
-        """Return no replacements: this collector raises the exception of a sub-environment."""
-        return []
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the sub-environments."""

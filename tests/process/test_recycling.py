@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import uuid
 from collections import defaultdict
 from itertools import groupby
 from pathlib import Path
@@ -25,10 +26,11 @@ from faults import (
     write_down,
 )
 from gymnasium.vector import AutoresetMode
+from inside import kill
 from policies import lean, zeros
 
 import parenv
-from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv, Stop, WorkerOptions
+from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv, RestartPolicy, Stop, WorkerOptions
 from parenv.envs.seeding import environment_seed, reset_seed
 
 EPISODES = 3
@@ -116,6 +118,74 @@ def test_a_vector_env_makes_its_environments_again_in_every_mode(
         for episode in episodes[:-1]:
             steps = [state[3] for state in seen[env_id] if tuple(state[1:3]) == episode]
             assert steps == list(range(len(steps)))
+
+
+class Labelled:
+    """Mixin for an environment with an attribute ``label``, which may raise an exception in its seventh step."""
+
+    label, breaks = 0, False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.token, self.steps = uuid.uuid4().hex, 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += action is not None
+        if self.breaks and self.steps == 7:
+            raise RuntimeError("the motor is hot")
+        return super().step(action)  # type: ignore[misc]
+
+
+CAUSES: dict[str, Any] = {
+    "recycled": {"recycle_episodes": 2},
+    "exception": {"on_env_error": "restart_env", "restart": RestartPolicy(10_000, backoff_s=1e-3)},
+    "killed": {},
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.usefixtures("warnings_are_expected")
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("way", ["single", "parallel agents", "AEC agents"])
+def test_values_of_set_attr_go_to_the_environment_that_replaces_another(way: str, cause: str, tmp_path: Path) -> None:
+    fault, named = never(tmp_path), "agents" in way
+    (tmp_path / "happened").touch()
+    kind: Any = type("LabelledEnv", (Labelled, WAYS[way][0]), {"breaks": cause == "exception"})
+    policy: Any = Chooses(0, fault)
+    with AsyncWorkerPool(
+        [functools.partial(kind, env_id, fault) for env_id in range(2)],
+        {agent[:3]: policy for agent in AGENTS} if named else policy,
+        policy_of=(lambda agent, episode: agent[:3]) if named else None,
+        num_workers=2, rollout_length=5, workers=WorkerOptions(**CAUSES[cause]),
+    ) as pool:  # fmt: skip
+        pool.set_attr("label", 5)
+        pool.set_attr("label", [3, 4])
+        before = pool.get_attr("token")
+        if cause == "killed":
+            assert kill(pool, 0)
+        for delivered in pool.rollouts():
+            is_killed = any(rollout.restarted.any() for rollout in (delivered.values() if named else [delivered]))
+            if is_killed or (cause != "killed" and not set(before) & set(pool.get_attr("token"))):
+                break
+        assert pool.get_attr("label") == (3, 4)
+        assert pool.get_attr("token") != before
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_vector_env_sets_values_again_in_the_environments_that_it_makes_again(num_workers: int) -> None:
+    class Shown(Seeded):
+        level = 0
+
+        def reset(self, **options: Any) -> Any:
+            self.shown = np.array([self.level])
+            return self.shown, {}
+
+    with ParallelVectorEnv([Shown] * 2, num_workers=num_workers, workers=WorkerOptions(recycle_episodes=2)) as envs:
+        envs.reset()
+        envs.set_attr("level", [5, 6])
+        for _ in range(10):
+            observations, *_ = envs.step(np.zeros(2, np.int64))
+        assert observations[:, 0].tolist() == [5, 6]
 
 
 class Seeded(gym.Env[Any, Any]):

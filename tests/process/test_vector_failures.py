@@ -669,6 +669,84 @@ def test_a_worker_that_is_replaced_in_a_step_needs_no_actions_again(mode: Autore
         assert observations[:, 0].tolist() == ([0.0, 0.0] if mode is AutoresetMode.SAME_STEP else [0.0, 1.0])
 
 
+class Level(gym.Wrapper[Any, Any, Any, Any]):
+    """Observes its attributes: ``level`` at the last reset and now, and ``shape``, which a new process may refuse."""
+
+    level = 0.0
+
+    def __init__(self, env_id: int, refusing: Path) -> None:
+        super().__init__(LedgerEnv(env_id))
+        self.observation_space = gym.spaces.Box(0, np.inf, (3,), np.float64)
+        self._refusing, self._shape = refusing, 0.0
+
+    @property
+    def shape(self) -> float:
+        return self._shape
+
+    @shape.setter
+    def shape(self, value: float) -> None:
+        if self._refusing.exists():
+            raise ValueError("another shape")
+        self._shape = value
+
+    def reset(self, **options: Any) -> Any:
+        _, info = super().reset(**options)
+        self._at_reset = self.level
+        return self._observation(), info
+
+    def step(self, action: Any) -> Any:
+        return self._observation(), 1.0, False, False, {}
+
+    def _observation(self) -> Any:
+        return np.array([self._at_reset, self.level, self._shape])
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("caller_steps", [False, True], ids=["workers", "caller"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_restarted_worker_has_the_values_of_set_attr_before_its_first_reset(
+    mode: AutoresetMode, caller_steps: bool, tmp_path: Path
+) -> None:
+    envs = ParallelVectorEnv(
+        [lambda i=i: Level(i, tmp_path / "refusing") for i in range(4)],  # type: ignore[misc]
+        num_workers=2 - caller_steps,
+        caller_steps=caller_steps,
+        autoreset_mode=mode,
+        on_worker_death="restart",
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        envs.set_attr("level", 9.0)
+        levels = [np.array(1.0), np.array(2.0), np.array(3.0), np.array(4.0)]
+        envs.set_attr("level", levels)
+        levels[1][...] = 7.0  # Only the value at the time of the call counts.
+        envs.call("__setattr__", "shape", 5.0)
+        kill_and_step(envs)
+        assert envs.get_attr("level") == (1.0, 2.0, 3.0, 4.0)
+        observations, infos = began_again(envs, mode)
+        assert observations[:2].tolist() == [[1.0, 1.0, 5.0], [2.0, 2.0, 5.0]]
+        assert "lost_attributes" not in infos
+        (tmp_path / "refusing").touch()
+        infos = kill_and_step(envs)
+        assert list(infos["lost_attributes"]) == [("shape",), ("shape",), None, None]
+        assert infos["worker_restarted"].tolist() == [True, True, False, False]
+        observations, infos = began_again(envs, mode)
+        assert observations[:2].tolist() == [[1.0, 1.0, 0.0], [2.0, 2.0, 0.0]]
+        assert "lost_attributes" not in infos
+
+
+def kill_and_step(envs: ParallelVectorEnv) -> dict[str, Any]:
+    assert kill(envs, 0)
+    return envs.step(np.zeros(4, np.int64))[4]
+
+
+def began_again(envs: ParallelVectorEnv, mode: AutoresetMode) -> tuple[Any, dict[str, Any]]:
+    if mode is AutoresetMode.DISABLED:
+        return envs.reset(options={"reset_mask": np.arange(4) < 2})
+    observations, *_, infos = envs.step(np.zeros(4, np.int64))
+    return observations, infos
+
+
 class HangsAfterRestart(LedgerEnv):
     """Ledger that kills its process at action 1, and whose first replacement stops in the constructor or in reset."""
 
