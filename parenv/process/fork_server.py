@@ -29,6 +29,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import json
 import os
 import selectors
 import signal
@@ -36,6 +37,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing.process import current_process
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -267,13 +269,16 @@ def _run_child(
 
 def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Replace this process by a fresh interpreter that runs the same entry point with the same descriptors."""
-    for descriptor in descriptors:
+    common = {name: shared[name] for name in ("argv", "directory", "entry", "authkey")}
+    # Every user of the machine can read command lines, so the launch data is passed in memory.
+    memory = os.memfd_create("parenv launch")
+    os.write(memory, json.dumps([shared["sys_path"], common, arguments, descriptors]).encode())
+    os.lseek(memory, 0, os.SEEK_SET)
+    for descriptor in (memory, *descriptors):
         os.set_inheritable(descriptor, True)
-    # The environment is not part of the command line, because every user of the machine can read command lines.
-    common = {name: shared[name] for name in ("argv", "directory", "entry")}
     command = (
-        f"import sys; sys.path[:] = {shared['sys_path']!r}; from parenv.process.fork_server import run_entry; "
-        f"run_entry({common!r}, {arguments!r}, {descriptors!r})"
+        f"import json, sys\nwith open({memory}) as file: sys.path[:], *launch = json.load(file)\n"
+        "from parenv.process.fork_server import run_entry; run_entry(*launch)"
     )
     options = [f"-W{option}" for option in sys.warnoptions]
     environment = {**shared["environment"], WORKER_VARIABLE: str(os.getpid())}
@@ -305,6 +310,8 @@ def run_entry(
     try:
         begin()
         sys.argv[:] = shared["argv"]
+        # Managers of multiprocessing answer only processes that have the key of the main process.
+        current_process().authkey = bytes.fromhex(shared["authkey"])
         with contextlib.suppress(OSError):
             os.chdir(shared["directory"])
         module, _, name = shared["entry"].partition(":")

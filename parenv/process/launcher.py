@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.process import current_process
 from typing import Any, NamedTuple
 
 from parenv.process.lines import Lines
@@ -107,6 +108,7 @@ class Launcher:
             "sys_path": _sys_path(),
             "argv": list(map(str, sys.argv)),
             "directory": _directory(),
+            "authkey": bytes(current_process().authkey).hex(),
             "spawn": self._spec.spawn,
         }
         if shared != self._shared:

@@ -35,6 +35,22 @@ def _reduce(code: CodeType) -> tuple[Any, ...]:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap({CodeType: _reduce}, cloudpickle.Pickler.dispatch_table)
 
+    def reducer_override(self, obj: Any) -> Any:
+        """Pickle functions and classes as cloudpickle does, and refuse the ends of pipes."""
+        if type(obj).__module__ == "multiprocessing.connection":
+            # It could be pickled as a number, which would be another descriptor in the worker.
+            raise TypeError(f"{type(obj).__name__} objects should only be shared between processes through inheritance")
+        return super().reducer_override(obj)
+
+
+_SHARED_BY_INHERITANCE = {f"multiprocessing.{name}" for name in ("connection", "queues", "sharedctypes", "synchronize")}
+
+
+def is_shared_by_inheritance(value: Any) -> bool:
+    """Return whether an object of :mod:`multiprocessing` can only be given to a child that multiprocessing starts."""
+    is_raw = type(value).__module__ == "ctypes" and hasattr(value, "_wrapper")
+    return is_raw or type(value).__module__ in _SHARED_BY_INHERITANCE
+
 
 def _code(make: Callable[..., CodeType], arguments: Any, filename: str, first: int, lines: Sequence[str]) -> CodeType:
     """Rebuild a code object with its file name, and register its source lines for tracebacks."""

@@ -8,10 +8,8 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-import cloudpickle
-
 from parenv.errors import NotPicklableError
-from parenv.process.user_code import dumps
+from parenv.process.user_code import dumps, is_shared_by_inheritance
 
 MAX_DEPTH = 6
 
@@ -29,24 +27,55 @@ def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
             where = find_unpicklable(part, name)
             if where is not None:
                 raise NotPicklableError(
-                    f"{where} cannot be sent to a worker process: {error}. Create it inside the factory or in "
-                    "setup_fn, or use num_workers=0."
+                    f"{where[0]} cannot be sent to a worker process: {error}. "
+                    f"{way_out(where[1], 'Create it inside the factory or in setup_fn')}, or use num_workers=0."
                 ) from error
         raise NotPicklableError(f"the arguments cannot be sent to a worker process: {error}") from error
 
 
-def find_unpicklable(value: Any, where: str, above: tuple[Any, ...] = ()) -> str | None:
-    """Return the innermost part that cannot be pickled, such as ``env_fn, variable 'lock' (_thread.lock)``."""
+def find_unpicklable(value: Any, where: str, above: tuple[Any, ...] = ()) -> tuple[str, Any] | None:
+    """Return the innermost part that cannot be pickled, as a text and itself.
+
+    The text names the part and its type, such as ``env_fn, variable 'lock' (_thread.lock)``. The parts of an object
+    that processes share are internals of :mod:`multiprocessing`, and are not named.
+    """
     with contextlib.suppress(Exception):
-        cloudpickle.dumps(value)
+        dumps(value)
         return None
-    if len(above) < MAX_DEPTH:
+    if len(above) < MAX_DEPTH and not is_shared_by_inheritance(value):
         for name, part in _parts(value).items():
             if not any(part is one for one in (*above, value)):
                 found = find_unpicklable(part, f"{where}, {name}", (*above, value))
                 if found is not None:
                     return found
-    return f"{where} ({type(value).__module__}.{type(value).__qualname__})"
+    return f"{where} ({type(value).__module__}.{type(value).__qualname__})", value
+
+
+def way_out(value: Any, otherwise: str) -> str:
+    """Return what to do with an object that cannot be pickled: another text unless a manager has such objects."""
+    if not is_shared_by_inheritance(value):
+        return otherwise
+    kind = type(value).__name__
+    method = next((method for name, method in _OF_A_MANAGER.items() if name in kind), "Value")
+    return f"Share a multiprocessing.Manager().{method}(...) instead"
+
+
+_OF_A_MANAGER = {
+    "SimpleQueue": "Queue",
+    "JoinableQueue": "JoinableQueue",
+    "Queue": "Queue",
+    "Connection": "Queue",
+    "BoundedSemaphore": "BoundedSemaphore",
+    "Semaphore": "Semaphore",
+    "Condition": "Condition",
+    "Event": "Event",
+    "Barrier": "Barrier",
+    "RLock": "RLock",
+    "Lock": "Lock",
+    "Array": "Array",
+    "SynchronizedString": "Array",
+}
+"""Method of a manager by a part of the name of a class, the longer names first."""
 
 
 def _parts(value: Any) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parenv.process.user_code import dumps
 from parenv.protocol.messages import Call
 from parenv.supervision.failures import env_id_of, raise_all
+from parenv.supervision.pickling import pickled
 from parenv.supervision.set_values import SetValues
 from parenv.supervision.workers import Workers
 
@@ -161,12 +161,12 @@ class Questions:
                 self._put(question, [worker])
 
     def _put(self, question: Question, workers: Iterable[int]) -> None:
-        pickled: dict[int, bytes] = {}
+        encoded: dict[int, bytes] = {}
         for worker in workers:
             values = question.arguments[worker]
-            if id(values) not in pickled:
-                pickled[id(values)] = dumps(values)
+            if id(values) not in encoded:
+                encoded[id(values)] = pickled({f"the arguments of {question.method}()": values}, values)
             self._count += 1
             question.numbers[worker], self._workers.calls[self._count] = self._count, question
             named = len(values[0]) if values and isinstance(values[0], Sequence) else 0
-            self._workers.say(worker, Call(self._count, question.method, pickled[id(values)], *question.weights, named))
+            self._workers.say(worker, Call(self._count, question.method, encoded[id(values)], *question.weights, named))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing
 import re
 import threading
 from collections.abc import Callable
@@ -154,7 +155,9 @@ def factory_with_a_global() -> Callable[[], Any]:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_unpicklable_object_is_named_with_its_path(value: Any, where: str) -> None:
-    assert find_unpicklable(value, "it") == where
+    found = find_unpicklable(value, "it")
+    assert found is not None
+    assert found[0] == where
 
 
 def test_picklable_objects_have_no_unpicklable_part() -> None:
@@ -171,12 +174,39 @@ def test_the_error_for_an_unpicklable_argument_names_it_and_a_fix() -> None:
     assert isinstance(caught.value.__cause__, TypeError)
 
 
+@pytest.mark.parametrize(
+    ("make", "method"),
+    [
+        ("Value('i')", "Value"),
+        ("Array('i', 3)", "Array"),
+        ("RawValue('i')", "Value"),
+        ("RawArray('i', 3)", "Array"),
+        ("Queue()", "Queue"),
+        ("SimpleQueue()", "Queue"),
+        ("JoinableQueue()", "JoinableQueue"),
+        ("Lock()", "Lock"),
+        ("RLock()", "RLock"),
+        ("Event()", "Event"),
+        ("Condition()", "Condition"),
+        ("Semaphore()", "Semaphore"),
+        ("Barrier(2)", "Barrier"),
+        ("Pipe()[0]", "Queue"),
+    ],
+)
+def test_the_error_for_an_object_of_multiprocessing_names_it_and_its_twin_of_a_manager(make: str, method: str) -> None:
+    shared = eval(make, dict(vars(multiprocessing)))
+    given = {"env_fn": lambda: shared}
+    with pytest.raises(NotPicklableError, match=r"^env_fn, variable 'shared' \((multiprocessing|ctypes)\.") as caught:
+        pickled(given, list(given.values()))
+    assert f"Share a multiprocessing.Manager().{method}(...) instead, or use num_workers=0." in str(caught.value)
+
+
 def test_a_variable_without_a_value_does_not_hide_an_unpicklable_one() -> None:
     def make_env() -> Any:
         return helper, lock
 
     lock = threading.Lock()
-    assert find_unpicklable(make_env, "env_fn") == "env_fn, variable 'lock' (_thread.lock)"
+    assert find_unpicklable(make_env, "env_fn") == ("env_fn, variable 'lock' (_thread.lock)", lock)
 
     def helper() -> None:
         """Do nothing. The variable has no value yet when ``make_env`` is examined."""
