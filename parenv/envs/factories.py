@@ -33,7 +33,7 @@ class Factories:
     Args:
         functions: One factory for all sub-environments, or one for each.
         count: Required number of sub-environments, or ``None`` if one factory serves any number.
-        registered: Specs that the main process has registered beside Gymnasium's own. A worker does not import the
+        registered: Specs that the main process has registered beside Gymnasium's own. A worker does not run the
             user's script, and registers them before it calls a factory.
     """
 

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from parenv.process.lines import Lines
+from parenv.process.script_names import replace_main
 
 WORKER_VARIABLE = "PARENV_WORKER_PID"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -269,7 +270,7 @@ def _run_child(
 
 def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Replace this process by a fresh interpreter that runs the same entry point with the same descriptors."""
-    common = {name: shared[name] for name in ("argv", "directory", "entry", "authkey")}
+    common = {name: shared[name] for name in ("argv", "main", "directory", "entry", "authkey")}
     # Every user of the machine can read command lines, so the launch data is passed in memory.
     memory = os.memfd_create("parenv launch")
     os.write(memory, json.dumps([shared["sys_path"], common, arguments, descriptors]).encode())
@@ -310,6 +311,7 @@ def run_entry(
     try:
         begin()
         sys.argv[:] = shared["argv"]
+        replace_main(*shared["main"])
         # Managers of multiprocessing answer only processes that have the key of the main process.
         current_process().authkey = bytes.fromhex(shared["authkey"])
         with contextlib.suppress(OSError):

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from multiprocessing.process import current_process
 from typing import Any, NamedTuple
 
+from parenv.process.fork_server import WORKER_VARIABLE
 from parenv.process.lines import Lines
+from parenv.process.script_names import place_of_script
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -107,6 +109,7 @@ class Launcher:
             "environment": _environment(self._spec),
             "sys_path": _sys_path(),
             "argv": list(map(str, sys.argv)),
+            "main": place_of_script(),
             "directory": _directory(),
             "authkey": bytes(current_process().authkey).hex(),
             "spawn": self._spec.spawn,
@@ -260,6 +263,11 @@ _driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 def _open_session(spec: ForkServerSpec, theirs: socket.socket) -> _ForkServerProcess:
     """Open a session at the fork server of this spec. Start a new one if there is none or it has died."""
+    if WORKER_VARIABLE in os.environ and getattr(current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a worker cannot be started while a process that an environment has spawned imports the script. Put the "
+            'code that starts workers below `if __name__ == "__main__":`.'
+        )
     with _fork_servers_lock:
         if _is_ending:
             raise RuntimeError(

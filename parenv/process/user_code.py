@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import linecache
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from types import CodeType
@@ -16,12 +17,30 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
+from parenv.process.script_names import MentionedNames
+
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value for workers, as ``cloudpickle.dumps`` does."""
+    """Pickle a value for workers, as ``cloudpickle.dumps`` does, with names of the script that it needs."""
+    if "__mp_main__" in sys.modules:
+        # This process is a child that multiprocessing has spawned. Workers do not have the script under this name.
+        cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        names = MentionedNames()
+        _Pickler(file, names).dump(_WithNames(value, names))
         return file.getvalue()
+
+
+class _WithNames:
+    def __init__(self, value: Any, names: MentionedNames) -> None:
+        self._parts = value, names
+
+    def __reduce__(self) -> Any:
+        return _first, self._parts
+
+
+def _first(value: Any, _: None) -> Any:
+    return value
 
 
 def _reduce(code: CodeType) -> tuple[Any, ...]:
@@ -35,12 +54,18 @@ def _reduce(code: CodeType) -> tuple[Any, ...]:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap({CodeType: _reduce}, cloudpickle.Pickler.dispatch_table)
 
+    def __init__(self, file: io.BytesIO, names: MentionedNames) -> None:
+        super().__init__(file)
+        self._names = names
+
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle functions and classes as cloudpickle does, and refuse the ends of pipes."""
+        """Pickle functions and classes as cloudpickle does, note names of the script, and refuse the ends of pipes."""
         if type(obj).__module__ == "multiprocessing.connection":
             # It could be pickled as a number, which would be another descriptor in the worker.
             raise TypeError(f"{type(obj).__name__} objects should only be shared between processes through inheritance")
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        self._names.note(obj, reduced)
+        return reduced
 
 
 _SHARED_BY_INHERITANCE = {f"multiprocessing.{name}" for name in ("connection", "queues", "sharedctypes", "synchronize")}

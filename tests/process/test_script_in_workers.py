@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,222 @@ def test_an_object_that_only_children_inherit_is_refused_with_a_way_out_in_argum
         with pytest.raises(NotPicklableError, match=r"Queue\) cannot be sent .*Share a multiprocessing.Manager"):
             envs.set_attr("queue", [multiprocessing.Queue()])
         envs.step(np.zeros(1, int))
+
+
+LOOKED_UP = """
+import contextlib, functools, importlib, inspect, multiprocessing, pickle, sys
+import concurrent.futures as futures
+import gymnasium as gym, numpy as np
+from gymnasium.envs.registration import WrapperSpec
+from parenv import AsyncWorkerPool, ParallelVectorEnv, WorkerOptions
+
+LEVEL = 3
+
+class Outer:
+    class Inner:
+        pass
+
+class Reward(gym.RewardWrapper, gym.utils.RecordConstructorArgs):
+    def __init__(self, env):
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.RewardWrapper.__init__(self, env)
+    def reward(self, reward):
+        return 2 * reward
+
+def double(x):
+    return 2 * x
+
+class Lever(gym.Env):
+    observation_space, action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(2)
+    def reset(self, seed=None, options=None):
+        return 1, {}
+    def step(self, action):
+        return 1, self.reward(), False, False, {}
+    def reward(self):
+        return 1.0
+
+class Pickling(Lever):
+    def reward(self):
+        one, *others = pickle.loads(pickle.dumps([self, double, Outer.Inner(), Outer]))
+        assert type(one) is Pickling and others[0] is double and type(others[1]) is Outer.Inner and others[2] is Outer
+        return 1.0
+
+class Importing(Lever):
+    def reward(self):
+        import __main__
+        return float(__main__.LEVEL)
+
+class Named(Lever):
+    def reward(self):
+        main = sys.modules["__main__"]
+        return float(main.LEVEL + getattr(main, "double")(1))
+
+class Missing(Lever):
+    def reward(self):
+        return importlib.import_module("__{}__".format("main")).LEVEL
+
+class Pooling(Lever):
+    def __init__(self, method):
+        self.method = method
+    def reward(self):
+        context = multiprocessing.get_context(self.method)
+        with futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+            return pool.submit(double, LEVEL).result()
+
+class Read(Lever):
+    def reward(self):
+        return float("class Read" in inspect.getsource(Read))
+
+REWARD = (WrapperSpec("Reward", "__main__:Reward", {}),)
+gym.register("Lever-v0", entry_point="__main__:Lever")
+gym.register("Wrapped-v0", entry_point="__main__:Lever", additional_wrappers=REWARD)
+gym.register("Function-v0", entry_point="__main__:make_pickling")
+
+def make_pickling(**kwargs):
+    return Pickling()
+
+def rewards(make, start_method="fork"):
+    workers = WorkerOptions(start_method=start_method)
+    with contextlib.closing(ParallelVectorEnv([make] * 2, num_workers=1, workers=workers)) as envs:
+        envs.reset()
+        return envs.step(np.zeros(2, int))[1].tolist()
+
+def zeros(observations):
+    return np.zeros(len(observations), int)
+"""
+CASES = {
+    "an id": 'rewards(lambda: gym.make("Lever-v0"))',
+    "an id of a wrapped environment": 'rewards(lambda: gym.make("Wrapped-v0"))',
+    "a spec": 'rewards(lambda: gym.make(gym.spec("Wrapped-v0")))',
+    "an id of a function": 'rewards(lambda: gym.make("Function-v0"))',
+    "an id with its module": 'rewards(lambda: gym.make("__main__:Lever-v0"))',
+    "an id in a fresh interpreter": 'rewards(lambda: gym.make("Lever-v0"), "spawn")',
+    "pickles": "rewards(Pickling)",
+    "pickles in a fresh interpreter": 'rewards(Pickling, "spawn")',
+    "a pickle": "rewards(functools.partial(pickle.loads, pickle.dumps(Lever())))",
+    "an import": "rewards(Importing)",
+    "an attribute": "rewards(Named)",
+    "the source": "rewards(Read)",
+    "a forked pool": 'rewards(functools.partial(Pooling, "fork"))',
+    "a spawned pool": 'rewards(functools.partial(Pooling, "spawn"))',
+    "a pool of a fork server": 'rewards(functools.partial(Pooling, "forkserver"))',
+    "a spawned pool in a fresh interpreter": 'rewards(functools.partial(Pooling, "spawn"), "spawn")',
+}
+EXPECTED = {
+    "an id of a wrapped environment": 2.0,
+    "a spec": 2.0,
+    "an import": 3.0,
+    "an attribute": 5.0,
+    **dict.fromkeys([case for case in CASES if "pool" in case], 6.0),
+}
+ESSENTIAL = {"an id", "pickles", "an attribute", "a spawned pool"}
+
+
+def printed_by_file(text: str, path: Path, *command: str) -> str:
+    path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, *(command or [path.name])], cwd=path.parent, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in ESSENTIAL else pytest.param(case, marks=pytest.mark.more) for case in CASES]
+)
+def test_names_of_the_script_are_found_by_whatever_looks_them_up(case: str, tmp_path: Path) -> None:
+    script = f'{LOOKED_UP}\nif __name__ == "__main__":\n    print({CASES[case]})\n'
+    assert printed_by_file(script, tmp_path / "script.py") == f"{[EXPECTED.get(case, 1.0)] * 2}\n"
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_names_are_found_in_a_module_that_is_run(start_method: str, tmp_path: Path) -> None:
+    cases = f'rewards(Pickling, "{start_method}"), rewards(functools.partial(Pooling, "spawn"), "{start_method}")'
+    script = f'{LOOKED_UP}\nif __name__ == "__main__":\n    print({cases})\n'
+    assert printed_by_file(script, tmp_path / "module.py", "-m", "module") == "[1.0, 1.0] [6.0, 6.0]\n"
+
+
+@pytest.mark.more
+def test_names_are_found_without_a_file() -> None:
+    assert printed_by(f"{LOOKED_UP}\nprint({CASES['an id']}, {CASES['pickles']})") == "[1.0, 1.0] [1.0, 1.0]\n"
+
+
+@pytest.mark.more
+def test_names_are_found_in_a_child_that_multiprocessing_has_spawned(tmp_path: Path) -> None:
+    script = f"""{LOOKED_UP}
+def work():
+    print({CASES["an id"]}, {CASES["pickles"]}, flush=True)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
+"""
+    assert printed_by_file(script, tmp_path / "script.py") == "[1.0, 1.0] [1.0, 1.0]\n"
+
+
+@pytest.mark.more
+def test_names_are_found_in_pools_evaluations_and_replaced_workers(tmp_path: Path) -> None:
+    script = f"""{LOOKED_UP}
+import logging, os, parenv, signal
+if __name__ == "__main__":
+    logging.disable()
+    with AsyncWorkerPool("Function-v0", zeros, num_workers=1, num_envs=2, rollout_length=4) as pool:
+        stream = pool.rollouts()
+        print(next(stream).rewards.sum())
+        os.kill(pool._session.workers.pid(0), signal.SIGKILL)
+        while not next(stream).restarted.any():
+            pass
+        print(next(stream).rewards.sum())
+    make = lambda: gym.wrappers.TimeLimit(gym.make("Function-v0"), 5)
+    print(len(parenv.evaluate(zeros, make, episodes=2, num_workers=1).episodes))
+"""
+    assert printed_by_file(script, tmp_path / "script.py") == "8.0\n8.0\n2\n"
+
+
+@pytest.mark.more
+def test_the_error_for_a_name_that_was_not_sent_has_a_way_out(tmp_path: Path) -> None:
+    script = f"""{LOOKED_UP}
+lock = __import__("threading").Lock()
+gym.register("Locked-v0", entry_point="__main__:make_locked")
+def make_locked(**kwargs):
+    return lock
+if __name__ == "__main__":
+    for make in (Missing, lambda: gym.make("Locked-v0")):
+        try:
+            rewards(make)
+        except AttributeError as error:
+            print(error)
+"""
+    reasons = {
+        "LEVEL": "no argument and no registered environment refers to it",
+        "make_locked": "TypeError: cannot pickle '_thread.lock' object",
+    }
+    assert printed_by_file(script, tmp_path / "script.py") == "".join(
+        f"__main__.{name} cannot be used in a worker: {why}. Move it to a module that workers can import.\n"
+        for name, why in reasons.items()
+    )
+
+
+@pytest.mark.more
+def test_a_script_without_a_guard_is_run_once_also_if_environments_spawn_children(tmp_path: Path) -> None:
+    script = LOOKED_UP.replace("pool.submit(double, LEVEL)", "pool.submit(abs, -6.0)")
+    script += '\nprint("begins", flush=True)\nprint(rewards(functools.partial(Pooling, "spawn")))\n'
+    assert printed_by_file(script, tmp_path / "script.py") == "begins\n[6.0, 6.0]\n"
+
+
+@pytest.mark.more
+def test_a_script_that_starts_workers_in_a_child_of_an_environment_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    script = f"""{LOOKED_UP}
+try:
+    print(rewards(functools.partial(Pooling, "spawn")), flush=True)
+except RuntimeError as error:
+    print(__name__, error, flush=True)
+    raise
+"""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=150)
+    assert "__mp_main__ a worker cannot be started while a process that an environment has spawned" in done.stdout
+    assert 'below `if __name__ == "__main__":`' in done.stdout
