@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
 from parenv.envs.returned import reset_result
@@ -39,7 +41,8 @@ class ColumnThreads:
         for lock in self._done:
             lock.acquire()
         # The threads hold no reference to this object, so that its finalizer can end them.
-        parts = (self._tasks, self._results, self._errors, self._done)
+        # numpy keeps the reaction to floating-point errors for each thread.
+        parts = (self._tasks, self._results, self._errors, self._done, np.geterr())
         self._threads = [
             threading.Thread(target=_serve, args=parts, name=f"parenv step {i}", daemon=True)
             for i in range(num_threads)
@@ -78,8 +81,13 @@ class ColumnThreads:
 
 
 def _serve(
-    tasks: SimpleQueue[tuple[_Task, int] | None], results: list[Any], errors: list[Any], done: Sequence[threading.Lock]
+    tasks: SimpleQueue[tuple[_Task, int] | None],
+    results: list[Any],
+    errors: list[Any],
+    done: Sequence[threading.Lock],
+    numpy_errors: Any,
 ) -> None:
+    np.seterr(**numpy_errors)
     while (asked := tasks.get()) is not None:
         task, column = asked
         try:

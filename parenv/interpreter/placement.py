@@ -149,10 +149,10 @@ class InterpreterPlacement(LocalPlacement):
         self._lines[worker].request_stack()
         return self._stacks.read(self.pid(worker))
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> list[Event]:
         """End every worker, and kill those that have not ended by the limit in seconds. Idempotent."""
         try:
-            super().close(timeout_s)
+            return super().close(timeout_s)
         finally:
             for lines in self._lines.values():
                 lines.close()

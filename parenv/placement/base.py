@@ -143,8 +143,13 @@ class Placement(Protocol):
         """Return the known problems that prevent the start of workers, a sentence each."""
         return []
 
-    def close(self, timeout_s: float) -> None:
-        """End every worker, and kill those that have not ended by the limit in seconds. Idempotent."""
+    def close(self, timeout_s: float) -> list[Event]:
+        """End every worker, and kill those that have not ended by the limit in seconds. Idempotent.
+
+        Returns:
+            The events of workers on this machine until then, such as their last messages.
+        """
+        return []
 
 
 class Notifier(Protocol):

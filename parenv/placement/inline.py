@@ -88,11 +88,12 @@ class InlinePlacement(Placement):
         """Return 1 until the worker fails or is closed, then 0."""
         return int(self._worker is not None and not self._worker.failed)
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> list[Event]:
         """Close the worker. Idempotent."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
+        return []
 
     def _heard(self, sender: Sender, message: Message) -> None:
         self._events.append(Received(*from_frames(to_frames(sender, message))))

@@ -15,6 +15,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Received, SteppingPlacement
 from parenv.process.descriptors import check_free
 from parenv.process.launcher import ForkServerSpec, Launcher
+from parenv.process.script_settings import settings_of_script
 from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
 from parenv.process.wake_up import MESSAGE, FutexWakeUp, FutexWakeUps, Poller, WakeUp
 from parenv.protocol.frames import Sender, from_frames, to_frames
@@ -30,9 +31,11 @@ class LocalPlacement(SteppingPlacement):
 
     Args:
         beside: Another source of events, for which :meth:`wait` returns as well. Default: none.
+        has_script: Whether this process is the user's script, whose settings workers get. Default: yes.
     """
 
-    def __init__(self, beside: Source | None = None) -> None:
+    def __init__(self, beside: Source | None = None, has_script: bool = True) -> None:
+        self._has_script = has_script
         self._waiting = Waiting()
         if beside is not None:
             self._waiting.watch(beside)
@@ -145,15 +148,19 @@ class LocalPlacement(SteppingPlacement):
         """Return the number of running workers."""
         return len(self._launcher.running) if self._launcher is not None else 0
 
-    def close(self, timeout_s: float) -> None:
-        """End every worker, and kill those that have not ended by the limit in seconds. Idempotent."""
-        launcher = self._launcher
+    def close(self, timeout_s: float) -> list[Event]:
+        """End every worker, and kill those that have not ended by the limit in seconds. Idempotent.
+
+        Returns:
+            The events until then.
+        """
+        launcher, events = self._launcher, list[Event]()
         try:
             if launcher is not None:
-                self._wait_for_ends(timeout_s)
+                events += self._wait_for_ends(timeout_s)
                 for handle in launcher.running:
                     launcher.signal(handle, signal.SIGKILL)
-                self._wait_for_ends(KILL_TIMEOUT_S)
+                events += self._wait_for_ends(KILL_TIMEOUT_S)
         finally:
             self._end_launcher()
             socket, self._socket = self._socket, None
@@ -163,6 +170,7 @@ class LocalPlacement(SteppingPlacement):
             for closed in (socket, self._job, stacks):
                 if closed is not None:
                     closed.close()
+        return events
 
     def _received(self) -> list[Event]:
         events: list[Event] = []
@@ -195,7 +203,9 @@ class LocalPlacement(SteppingPlacement):
             self._job = SharedMemory(len(launch.job))
             with self._job.map() as mapping:
                 mapping[:] = launch.job
-        arguments = {"worker": worker.worker, "generation": worker.generation, "driver": os.getpid()}
+        arguments: dict[str, Any] = {"worker": worker.worker, "generation": worker.generation, "driver": os.getpid()}
+        if self._has_script:
+            arguments["settings"] = settings_of_script("torch" in launch.preload)
         own = (self._socket.open(*worker), launch.memory_fd, self._job.fd, self._stack_pipe().descriptor)
         descriptors = own + launch.descriptors
         if (wake_up := self._wake_ups.get(worker)) is not None:
@@ -214,7 +224,8 @@ class LocalPlacement(SteppingPlacement):
             self._waiting.unwatch(launcher.fileno())
             launcher.close()
 
-    def _wait_for_ends(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+    def _wait_for_ends(self, timeout_s: float) -> list[Event]:
+        deadline, events = time.monotonic() + timeout_s, list[Event]()
         while self.alive() and remaining(deadline):
-            self.wait(remaining(deadline))
+            events += self.wait(remaining(deadline))
+        return events

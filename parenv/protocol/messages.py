@@ -249,11 +249,26 @@ def as_warning(text: str) -> Failure:
 
 
 @dataclass(frozen=True)
+class Logged:
+    """Worker: records of :mod:`logging` since its last message. Hosts must not send it.
+
+    Args:
+        records: Records as :class:`~parenv.worker.log_records.RecordQueue` makes them, a dict of attributes each.
+        dropped: Number of further records, which were too many.
+    """
+
+    records: Any
+    dropped: int
+
+
+@dataclass(frozen=True)
 class Close:
     """Driver: clean up and end."""
 
 
-Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | SideData | StepReady
+Message = (
+    Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | SideData | StepReady | Logged
+)
 KINDS: tuple[type[Message], ...] = get_args(Message)
 """Classes of messages, in the order of their numbers in frames."""
 
@@ -282,6 +297,7 @@ _ALLOWED: list[tuple[State, str, tuple[type[Message], ...], State]] = [
     (State.FAILED, DRIVER, (Actions, Credit, Call), State.FAILED),
     (State.CLOSING, WORKER, (Ready, StepReady, Commit, SideData, Reply, Failure), State.CLOSING),
     *((state, WORKER, (Failure,), State.FAILED) for state in State if state not in (State.FAILED, State.CLOSING)),
+    *((state, WORKER, (Logged,), state) for state in State),
     *((state, DRIVER, (Close,), State.CLOSING) for state in State if state is not State.CLOSING),
 ]
 TRANSITIONS = {(state, role, kind): following for state, role, kinds, following in _ALLOWED for kind in kinds}

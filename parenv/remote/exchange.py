@@ -20,6 +20,7 @@ from parenv.protocol.messages import (
     Credit,
     Failure,
     Layout,
+    Logged,
     Message,
     Ready,
     Reply,
@@ -113,6 +114,8 @@ class Exchange:
         # A host makes these two itself, so they are no part of the worker's conversation.
         if not isinstance(message, Answers | Chunks):
             self._conversations[sender].say(WORKER, message)
+        if isinstance(message, Logged):
+            raise ProtocolError("a host must not send log records")
         if isinstance(message, Answers):
             self.step_buffers.take(head, sender.worker, message)
             return None

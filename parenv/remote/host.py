@@ -106,7 +106,7 @@ class HostSession:
         self._address, self._num_workers, self._is_leaving = address, num_workers, is_leaving
         self._driver = HostSocket(address, keys)
         self._outbox: deque[list[Buffer]] = deque()
-        self._local = LocalPlacement(beside=self._driver)
+        self._local = LocalPlacement(beside=self._driver, has_script=False)
         self._launch: Launch | None = None
         self._memory = SharedMemory()
         self._mapping: Any = None

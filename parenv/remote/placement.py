@@ -205,15 +205,15 @@ class HostsPlacement:
         command = f"parenv worker --connect {address} --key HOST.key"
         return [f"No host has joined at {address}. Run `{command}` on each host"]
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> list[Event]:
         """Wait for the end of all workers up to the limit, then kill the others. Idempotent."""
         if self._closed:
-            return
+            return []
         self._closed = True
-        deadline = time.monotonic() + timeout_s
+        deadline, events = time.monotonic() + timeout_s, list[Event]()
         try:
             while self.alive() and remaining(deadline):
-                self.wait(remaining(deadline))
+                events += self.wait(remaining(deadline))
             for host in list(self._hosts):
                 self._tell(host, wire.Goodbye())
             # Closing the listener with unread messages would reset the connections, and the goodbye could be lost.
@@ -221,10 +221,11 @@ class HostsPlacement:
             while self._hosts and remaining(deadline):
                 self.wait(remaining(deadline))
         finally:
-            self._local.close(0.0)
+            events += self._local.close(0.0)
             if self._provider is not None:
                 self._provider.close(LINGER_S)
             self._listener.close(LINGER_S)
+        return events
 
     def _request(self, worker: int, number: int) -> None:
         """Send requests to a worker on a host with a number for its wake-up, unless the host is gone."""

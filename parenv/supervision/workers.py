@@ -10,14 +10,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.status_slot import WAITING_FOR_A_HOST, StatusSlot
-from parenv.placement.base import Ended, Event, Launch, Placement
+from parenv.placement.base import Ended, Event, Launch, Placement, Received
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData, StepReady
+from parenv.protocol.messages import (
+    Call,
+    Close,
+    Commit,
+    Credit,
+    Failure,
+    Logged,
+    Message,
+    Ready,
+    Reply,
+    SideData,
+    StepReady,
+)
 from parenv.supervision.failures import from_end, from_failure, say_where, where_it_happened
 from parenv.supervision.warning import Warner
 from parenv.supervision.watchdog import Watchdog
+from parenv.supervision.worker_logs import handle_records
 
 if TYPE_CHECKING:
     from parenv.supervision.questions import Question
@@ -234,7 +247,9 @@ class Workers:
                 process.conversation.say(DRIVER, Close())
                 self.placement.send(process.sender, Close())
         finally:
-            self.placement.close(timeout_s)
+            events = self.placement.close(timeout_s)
+        for event in events:
+            self._handle_records(event)
 
     def listen(self, timeout_s: float) -> None:
         """Receive messages, and wait for one up to the limit if none has arrived.
@@ -261,6 +276,7 @@ class Workers:
             if event.sender != process.sender:
                 # A process that was replaced may have sent messages before its end.
                 self.refused_messages += 1
+                self._handle_records(event)
                 continue
             if isinstance(event, Ended):
                 process.is_done = True
@@ -275,6 +291,11 @@ class Workers:
             except ProtocolError as error:
                 raise error from where_it_happened(worker, self.pid(worker), None, self.doing(worker))
             self._hear(process, event.message)
+            self._handle_records(event)
+
+    def _handle_records(self, event: Event) -> None:
+        if isinstance(event, Received) and isinstance(event.message, Logged):
+            handle_records(event.message, event.sender.worker)
 
     def _hear(self, process: _Process, message: Message) -> None:
         match message:

@@ -93,6 +93,9 @@ class CallerWorker:
         assert isinstance(message, SideData)
         self._side_data.append(message)
 
+    def flush_records(self) -> None:
+        """Do nothing, because the handlers of this process have the records already."""
+
     def report_error(self, errors: Sequence[EnvError]) -> None:
         """Keep the exceptions of sub-environments."""
         self._step_errors += [self._with_place(*error) for error in errors]

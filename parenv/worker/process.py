@@ -14,6 +14,7 @@ import cloudpickle
 from parenv.memory.round_signals import RoundSignals
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import code
+from parenv.process.script_settings import apply_settings
 from parenv.process.spinning import Spinner
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.process.wake_up import Answers, FutexWaiter, WakeUp, counts_of
@@ -125,7 +126,19 @@ def _opened(
         if signals is not None and signals.must_notify(sender.worker, sequence):
             wake_ups[0].notify(1)
 
-    worker = Worker(sender, memory, lambda: cloudpickle.loads(job), send, owns_process=True)
+    settings = [arguments["settings"]] if "settings" in arguments else []
+
+    def load_job() -> Any:
+        loaded = cloudpickle.loads(job)
+        if settings:
+            # Modules that the job has imported may have set levels, and torch may be among them.
+            apply_settings(settings.pop())
+        return loaded
+
+    worker = Worker(sender, memory, load_job, send, owns_process=True)
+    if settings:
+        apply_settings(settings[0])
+        worker.send_log_records()
     yield worker, socket, wake_ups
     worker.close()
     socket.close()

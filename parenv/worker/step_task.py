@@ -135,6 +135,7 @@ class StepTask:
             batch.find_steps(columns)
         self._send_side_data()
         if method == "reset":
+            self._output.flush_records()
             batch.stamp()
         if errors := self._side.take_errors():
             raise FailedCallError(errors)
@@ -153,6 +154,7 @@ class StepTask:
             self._output.report_error(self._side.take_errors())
         if self._progress.has_infos[0]:
             self._progress.any_infos[0] = 1
+        self._output.flush_records()
         self._batch.stamp()
 
     def _send_side_data(self) -> None:

@@ -88,6 +88,9 @@ class TaskOutput(Protocol):
     def warn(self, text: str) -> None:
         """Warn the user."""
 
+    def flush_records(self) -> None:
+        """Send the log records, before the driver sees in shared memory that a request is finished."""
+
     def report_error(self, errors: Sequence[EnvError]) -> None:
         """Report the exceptions of sub-environments in a step on the step buffer."""
 

@@ -26,21 +26,40 @@ from parenv.protocol.plain import as_data
 from parenv.worker.evaluation import FRACTION
 from parenv.worker.failures import FailedCallError, failure_of
 from parenv.worker.job import WorkerJob
+from parenv.worker.log_records import RecordQueue
 from parenv.worker.task import ENV_METHODS, Context, Loads, Pending, Prepared, Task
 
 
 class Output:
-    """Sends messages of a worker and its task, see :class:`~parenv.worker.task.TaskOutput`."""
+    """Sends messages of a worker and its task, see :class:`~parenv.worker.task.TaskOutput`.
+
+    Attributes:
+        records: Log records that are not sent yet.
+    """
 
     def __init__(
-        self, conversation: Conversation, send: Callable[[Message], None], progress: StatusSlot, owns_process: bool
+        self,
+        conversation: Conversation,
+        send: Callable[[Message], None],
+        progress: StatusSlot,
+        owns_process: bool,
     ) -> None:
         self._conversation, self._send, self._progress = conversation, send, progress
+        self.records = RecordQueue(progress)
         self._own_process = os.getpid() if owns_process else None
         self._warnings: deque[str] = deque()
 
     def say(self, message: Message) -> None:
-        """Send a message to the driver."""
+        """Send a message to the driver, after the log records before it."""
+        self.flush_records()
+        self._say(message)
+
+    def flush_records(self) -> None:
+        """Send the log records. Each message that the driver awaits takes them along, so they cannot pile up there."""
+        if self.records.waiting:
+            self._say(self.records.take())
+
+    def _say(self, message: Message) -> None:
         self._send(self._conversation.say(WORKER, message))
         # The count comes after the message and before any wake-up: a driver that is notified reads from it how many
         # messages it has to receive.
@@ -166,6 +185,10 @@ class Worker:
         self.progress.begin("waiting")
         return True
 
+    def send_log_records(self) -> None:
+        """Send what is logged in this process to the driver from now on."""
+        self._output.records.install()
+
     def give_up(self) -> None:
         """Only wait for ``Close`` from now on."""
         self.failed = True
@@ -185,6 +208,7 @@ class Worker:
         self.open = False
         self.progress.begin("closing")
         self._cleanup.close()
+        self._output.flush_records()
 
     def _prepare(self) -> None:
         """Set up the process, make the sub-environments, and report that they exist."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import logging
 import multiprocessing
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +18,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from inside import pid_of
+from policies import zeros
 from scripts import printed_by
 
-from parenv import NotPicklableError, ParallelVectorEnv, WorkerOptions
+from parenv import AsyncWorkerPool, NotPicklableError, ParallelVectorEnv, WorkerOptions, evaluate
+from parenv.worker.log_records import MAX_RECORDS
 
 pytestmark = pytest.mark.timeout(200)
 START_METHODS = ("fork", "spawn")
@@ -334,3 +342,287 @@ except RuntimeError as error:
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=150)
     assert "__mp_main__ a worker cannot be started while a process that an environment has spawned" in done.stdout
     assert 'below `if __name__ == "__main__":`' in done.stdout
+
+
+LOG = logging.getLogger("an.environment")
+
+
+class Unprintable:
+    """Object without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Logging(Base):
+    """Environment that logs in each method."""
+
+    def __init__(self, also: str = "") -> None:
+        self.also = also
+        LOG.info("made")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        LOG.info("reset with %s", seed, extra={"seed": seed, "env": self})
+        return super().reset()
+
+    def step(self, action: Any) -> Any:
+        LOG.debug("a step")
+        if self.also:
+            getattr(self, self.also)()
+        return super().step(action)
+
+    def close(self) -> None:
+        LOG.info("closed")
+
+    def many(self) -> None:
+        """Log more records than are kept."""
+        for number in range(MAX_RECORDS + 10):
+            LOG.info("record %d", number)
+
+    def in_a_thread(self) -> None:
+        """Log in another thread."""
+        thread = threading.Thread(target=LOG.info, args=("in a thread",), name="mine")
+        thread.start()
+        thread.join()
+
+    def in_a_fork(self) -> None:
+        """Log in a child process."""
+        if not (pid := os.fork()):
+            LOG.info("in a fork")
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    def badly(self) -> None:
+        """Log with wrong arguments."""
+        LOG.info("two of %d", "one")
+        LOG.info("%s", Unprintable())
+
+    def a_failure(self) -> None:
+        """Log an exception."""
+        try:
+            raise OSError("broken")
+        except OSError:
+            LOG.exception("it fails")
+
+    def and_raises(self) -> None:
+        """Log, and then fail."""
+        LOG.error("before the end")
+        raise OSError("the end")
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, Any, Any]]:
+    return [(one.getMessage(), one.__dict__["worker"], one.__dict__["env_id"]) for one in caplog.records]
+
+
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.more)])
+def test_records_of_a_vector_env_reach_the_handlers_of_the_main_process(
+    start_method: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    options = WorkerOptions(start_method=start_method)
+    envs = ParallelVectorEnv([Logging] * 2, num_workers=2, workers=options)
+    assert sorted(logged(caplog)) == [("made", 0, 0), ("made", 1, 1)]
+    caplog.clear()
+    envs.reset(seed=5)
+    assert sorted(logged(caplog)) == [("reset with 5", 0, 0), ("reset with 6", 1, 1)]
+    (record,) = [one for one in caplog.records if one.__dict__["worker"] == 1]
+    attributes = record.__dict__
+    assert (attributes["seed"], attributes["processName"], attributes["process"]) == (6, "worker 1", pid_of(envs, 1))
+    assert "Logging" in attributes["env"]
+    assert (record.name, record.levelname, record.funcName) == ("an.environment", "INFO", "reset")
+    assert (record.pathname, record.module) == (__file__, "test_script_in_workers")
+    caplog.clear()
+    envs.step(np.zeros(2, int))
+    assert not caplog.records
+    envs.close()
+    assert sorted(text for text, _, _ in logged(caplog)) == ["closed", "closed"]
+
+
+@pytest.mark.parametrize("kind", ["pool", pytest.param("evaluation", marks=pytest.mark.more)])
+def test_records_of_pools_and_evaluations_reach_the_handlers_of_the_main_process(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "an.environment")
+    if kind == "pool":
+        with AsyncWorkerPool(Logging, zeros, num_workers=2, num_envs=2, rollout_length=4, mode="sync") as pool:
+            next(pool.rollouts())
+            assert [text.partition(" ")[0] for text, _, _ in logged(caplog)].count("reset") == 2
+    else:
+        evaluate(zeros, lambda: TimeLimit(Logging(), 3), episodes=2, num_workers=1)
+    assert {"made", "closed"} < {text for text, _, _ in logged(caplog)}
+
+
+class Levels(Base):
+    """Environment whose reward shows which levels are enabled."""
+
+    def step(self, action: Any) -> Any:
+        enabled = [logging.getLogger(name).isEnabledFor(logging.DEBUG) for name in ("an", "an.environment", "another")]
+        return (*super().step(action)[:1], float(sum(one << i for i, one in enumerate(enabled))), False, False, {})
+
+
+@pytest.mark.parametrize(("disabled", "reward"), [(logging.NOTSET, 3.0), (logging.DEBUG, 0.0)])
+def test_a_record_below_the_level_of_the_main_process_is_not_made(
+    disabled: int, reward: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "an")
+    caplog.set_level(logging.INFO, "another")
+    logging.disable(disabled)
+    try:
+        with contextlib.closing(ParallelVectorEnv([Levels], num_workers=1)) as envs:
+            envs.reset()
+            assert envs.step(np.zeros(1, int))[1] == reward
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def stepped(also: str, caplog: pytest.LogCaptureFixture, steps: int = 1) -> None:
+    caplog.set_level(logging.INFO)
+    with contextlib.closing(ParallelVectorEnv([functools.partial(Logging, also)], num_workers=1)) as envs:
+        envs.reset()
+        caplog.clear()
+        for _ in range(steps):
+            envs.step(np.zeros(1, int))
+        caplog.set_level(logging.ERROR)
+
+
+def test_records_that_are_too_many_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    stepped("many", caplog, steps=2)
+    texts = [text for text, *_ in ((one.getMessage(),) for one in caplog.records)]
+    dropped = "worker 0 dropped 10 log records, because it had 1000 others to send. Log less, or raise the level."
+    assert texts == [*(f"record {number}" for number in range(MAX_RECORDS)), dropped] * 2
+
+
+def test_a_record_of_another_thread_arrives_without_an_env_id(caplog: pytest.LogCaptureFixture) -> None:
+    stepped("in_a_thread", caplog, steps=3)
+    assert logged(caplog) == [("in a thread", 0, None)] * 3
+    assert {one.threadName for one in caplog.records} == {"mine"}
+
+
+def test_a_record_of_a_forked_child_does_not_use_the_connection_of_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    stepped("in_a_fork", caplog, steps=3)
+    assert logged(caplog) == []
+
+
+def test_a_record_that_cannot_be_formatted_arrives_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    stepped("badly", caplog)
+    first, second = (text for text, _, _ in logged(caplog))
+    assert first.startswith("two of %d (the arguments cannot be formatted: TypeError: ")
+    assert second == "%s (the arguments cannot be formatted: RuntimeError: no text)"
+
+
+def test_the_traceback_of_a_logged_exception_arrives_as_text(caplog: pytest.LogCaptureFixture) -> None:
+    stepped("a_failure", caplog)
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("ERROR", "it fails")
+    assert 'raise OSError("broken")\nOSError: broken' in logging.Formatter().format(record)
+
+
+def test_records_before_an_exception_arrive_before_it(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(OSError, match="the end"):
+        stepped("and_raises", caplog)
+    assert ("before the end", 0, 0) in logged(caplog)
+
+
+@pytest.mark.parametrize("configure", ["basicConfig", "dictConfig"])
+def test_handlers_of_the_worker_get_records_too(
+    configure: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "worker.log")
+    handlers = {"file": {"class": "logging.FileHandler", "filename": path}}
+    dictionary = {"version": 1, "handlers": handlers, "root": {"handlers": ["file"]}, "disable_existing_loggers": False}
+
+    def set_up(worker: int) -> None:
+        if configure == "basicConfig":
+            logging.basicConfig(filename=path)
+        else:
+            importlib.import_module("logging.config").dictConfig(dictionary)
+
+    caplog.set_level(logging.INFO)
+    with contextlib.closing(
+        ParallelVectorEnv([Logging], num_workers=1, workers=WorkerOptions(setup_fn=set_up))
+    ) as envs:
+        envs.reset(seed=1)
+    assert [text for text, _, _ in logged(caplog)] == ["made", "reset with 1", "closed"]
+    assert "reset with 1" in Path(path).read_text()
+
+
+def test_without_handlers_a_warning_is_shown_once() -> None:
+    script = """
+import contextlib, logging
+import gymnasium as gym, numpy as np
+from parenv import ParallelVectorEnv
+class Warning(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+    def reset(self, seed=None, options=None):
+        logging.getLogger("mine").info("not seen")
+        logging.getLogger("mine").warning("seen")
+        return np.zeros(1, np.float32), {}
+with contextlib.closing(ParallelVectorEnv([Warning] * 2, num_workers=NUM_WORKERS)) as envs:
+    envs.reset()
+"""
+    for num_workers in (0, 2):
+        done = subprocess.run(
+            [sys.executable, "-c", script.replace("NUM_WORKERS", str(num_workers))], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "seen\nseen\n")
+
+
+class Settings(Base):
+    """Environment whose info has settings of its process."""
+
+    def step(self, action: Any) -> Any:
+        torch = importlib.import_module("torch")
+        info = {
+            "dtype": torch.tensor(0.1).element_size(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+            "divide": np.geterr()["divide"] == "raise",
+        }
+        return (*super().step(action)[:4], info)
+
+
+@pytest.mark.parametrize(
+    ("start_method", "num_workers"), [("fork", 1), ("fork", 0), pytest.param("spawn", 1, marks=pytest.mark.more)]
+)
+def test_settings_of_torch_and_numpy_apply_in_workers(start_method: Any, num_workers: int) -> None:
+    torch = importlib.import_module("torch")
+    options = WorkerOptions(start_method=start_method)
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with (
+            np.errstate(divide="raise"),
+            contextlib.closing(
+                ParallelVectorEnv([lambda: (torch, Settings())[1]], num_workers=num_workers, workers=options)
+            ) as envs,
+        ):
+            envs.reset()
+            infos = envs.step(np.zeros(1, int))[4]
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+    found = {name: values.item() for name, values in infos.items() if not name.startswith("_")}
+    assert found == {"dtype": 8, "deterministic": True, "warn_only": True, "divide": True}
+
+
+def test_threads_that_step_environments_have_the_settings_of_numpy() -> None:
+    with (
+        np.errstate(divide="raise"),
+        AsyncWorkerPool(
+            lambda: Dividing(),
+            zeros,
+            num_workers=1,
+            num_envs=2,
+            rollout_length=2,
+            workers=WorkerOptions(step_threads=2),
+        ) as pool,
+        pytest.raises(FloatingPointError),
+    ):
+        next(pool.rollouts())
+
+
+class Dividing(Base):
+    """Environment that divides by zero."""
+
+    def step(self, action: Any) -> Any:
+        return super().step(np.ones(1) / np.zeros(1))

@@ -1,0 +1,113 @@
+"""Records of logging in a worker, as plain data for the main process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+from parenv.errors import NotDataError
+from parenv.memory.status_slot import StatusSlot
+from parenv.protocol.data import is_data
+from parenv.protocol.messages import Logged
+from parenv.protocol.plain import as_data
+
+MAX_RECORDS = 1000
+"""Maximum number of records between two messages of a worker."""
+MAX_TEXT = 1 << 14
+"""Maximum number of characters of each text in a record."""
+_OWN = {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"}
+"""Attributes of every record. The user adds others by ``extra=``."""
+
+
+class RecordQueue:
+    """Records of this process that the main process does not have yet.
+
+    Args:
+        progress: Status slot of the worker, with the sub-environment at work.
+
+    Attributes:
+        waiting: The records, as dicts.
+    """
+
+    def __init__(self, progress: StatusSlot) -> None:
+        self._progress, self._pid, self._main_thread = progress, os.getpid(), threading.get_ident()
+        # Threads of environments log too. A signal handler may log while its thread has the lock.
+        self._lock = threading.RLock()
+        self.waiting: list[dict[str, Any]] = []
+        self._dropped = 0
+
+    def take(self) -> Logged:
+        """Remove the records, and return a message with them."""
+        with self._lock:
+            message = Logged(self.waiting, self._dropped)
+            self.waiting, self._dropped = [], 0
+        return message
+
+    def install(self) -> None:
+        """Take each record that a logger of this process handles, in addition to the handlers of this process.
+
+        A handler would not do: with one, ``basicConfig`` in ``setup_fn`` has no effect, and ``dictConfig`` removes it.
+        """
+        call_handlers = logging.Logger.callHandlers
+
+        def take_and_call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+            # A process that an environment has forked is not the worker, and must not use its connection.
+            if os.getpid() == self._pid:
+                self._put(record)
+            call_handlers(logger, record)
+
+        logging.Logger.callHandlers = take_and_call_handlers  # type: ignore[method-assign, assignment]
+        if logging.lastResort is not None:
+            # Without handlers here, the main process shows the record.
+            logging.lastResort.addFilter(lambda record: os.getpid() != self._pid)
+
+    def _put(self, record: logging.LogRecord) -> None:
+        with self._lock:
+            if len(self.waiting) >= MAX_RECORDS:
+                self._dropped += 1
+            else:
+                self.waiting.append(self._plain(record))
+
+    def _plain(self, record: logging.LogRecord) -> dict[str, Any]:
+        in_main_thread = threading.get_ident() == self._main_thread
+        env_id = self._progress.env_id if in_main_thread else -1
+        text = record.exc_text
+        if record.exc_info and not text:
+            text = logging.Formatter().formatException(record.exc_info)
+        return {
+            "name": record.name,
+            "levelno": record.levelno,
+            "msg": _cut(_text_of(record)),
+            "created": record.created,
+            "pathname": record.pathname,
+            "lineno": record.lineno,
+            "funcName": record.funcName,
+            "threadName": record.threadName,
+            "exc_text": text and _cut(text),
+            "stack_info": record.stack_info and _cut(record.stack_info),
+            "process": self._pid,
+            "env_id": None if env_id < 0 else env_id,
+            **{name: _plain_extra(value) for name, value in vars(record).items() if name not in _OWN},
+        }
+
+
+def _text_of(record: logging.LogRecord) -> str:
+    """Return the text of a record, also if its arguments do not fit."""
+    try:
+        return record.getMessage()
+    except Exception as error:
+        return f"{record.msg!s} (the arguments cannot be formatted: {type(error).__name__}: {error})"
+
+
+def _plain_extra(value: Any) -> Any:
+    try:
+        value = as_data(value)
+    except NotDataError:
+        return _cut(repr(value))
+    return value if is_data(value, MAX_TEXT) else _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text):,} characters)"
