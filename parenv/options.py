@@ -111,7 +111,8 @@ class WorkerOptions:
             large batch is cheaper than a small batch per worker, as on a GPU. ``num_workers`` is then 1 by default.
             Default: ``None``, each worker steps its sub-environments itself.
         setup_fn: Function that each worker calls as ``setup_fn(worker)`` before it makes its sub-environments. Worker
-            indices are unique over all learners, so that ports and files can depend on them. Default: ``None``.
+            indices are unique over all learners, so that ports and files can depend on them. Logging, default dtypes
+            and other settings of the script apply without it. Default: ``None``.
         cleanup_fn: Function that each worker calls as ``cleanup_fn(worker)`` after it has closed its sub-environments.
             Default: ``None``.
         restart: Policy for workers that die or hang. Default: ``RestartPolicy()``. With ``None``, such a worker ends

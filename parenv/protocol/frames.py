@@ -13,7 +13,7 @@ from parenv.protocol.data import Buffer, pack, unpack
 from parenv.protocol.forms import LARGEST_INTEGER, LEAST_INTEGER, Form, fit
 from parenv.protocol.messages import KINDS, Commit, Credit, Failure, Reply, SideData
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 5
 T = TypeVar("T")
 _MAGIC = b"PENV"
 MAX_KEPT_BYTES = 256

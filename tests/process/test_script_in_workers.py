@@ -523,6 +523,25 @@ def test_records_before_an_exception_arrive_before_it(caplog: pytest.LogCaptureF
     assert ("before the end", 0, 0) in logged(caplog)
 
 
+class Failing(logging.Handler):
+    """Handler that raises."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise RuntimeError("a full disk")
+
+
+def test_an_exception_of_a_handler_is_printed_and_the_workers_go_on(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = Failing()
+    LOG.addHandler(handler)
+    try:
+        stepped("in_a_thread", caplog)
+    finally:
+        LOG.removeHandler(handler)
+    assert "RuntimeError: a full disk" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("configure", ["basicConfig", "dictConfig"])
 def test_handlers_of_the_worker_get_records_too(
     configure: str, caplog: pytest.LogCaptureFixture, tmp_path: Path

@@ -24,7 +24,7 @@ from parenv.memory.status_slot import STATUS_SLOT_BYTES, header_bytes
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.placement.base import Event, Launch
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
-from parenv.protocol.messages import Commit, Credit, Failure, Layout, Ready, Reply, Rows, SideData, StepReady
+from parenv.protocol.messages import Commit, Credit, Failure, Layout, Logged, Ready, Reply, Rows, SideData, StepReady
 from parenv.remote.host_messages import (
     HOST,
     Answers,
@@ -343,6 +343,7 @@ ROLLOUTS: dict[str, tuple[list[Any], str]] = {
     "ready twice": ([READY], "the worker must not send Ready in the state 'running'"),
     "side data": ([SideData([], [], [])], "the worker must not send SideData in the state 'running'"),
     "too much": ([Reply(99, "x" * 5_000_000)], "must have at most 4,194,304 bytes beside arrays .*, got 5,000,0"),
+    "log records": ([Logged([], 0)], "a host must not send log records"),
     "of the driver": ([Refuse("you are refused")], "a host must not send Refuse"),
     "an end of no number": ([Gone(77, "0", None, "")], r"Gone.exit_code must be int \| None, got str"),  # type: ignore[arg-type]
 }
