@@ -131,8 +131,8 @@ class ThreadedStepper(EnvStepper):
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
         """Begin an episode in every sub-environment and write the first observations; return the info of each."""
         self._leave()
-        infos, columns = [], range(self.num_envs)
-        self._threads.begin(columns, lambda column: reset_result(self.envs[column].reset(seed=seeds[column])))
+        infos, columns, envs = [], range(self.num_envs), self.envs
+        self._threads.begin(columns, lambda column: reset_result(envs[column].reset(seed=seeds[column])))
         self._resetting.extend(columns)
         for column in columns:
             self._progress.begin("reset", self._first + column)
@@ -147,7 +147,7 @@ class ThreadedStepper(EnvStepper):
 
         A second call after an exception continues the step that raised.
         """
-        split = self._split(actions)
+        split, envs = self._split(actions), self.envs
         if self._stepping:  # The environment of the column `first` has raised and was replaced.
             self._begin_steps([first], split)
         elif (
@@ -159,7 +159,7 @@ class ThreadedStepper(EnvStepper):
             self._write_step(self._stepping[0], rows, step, target)
             self._stepping.popleft()
             if not self._stepping:
-                self._threads.begin(self._resetting, lambda column: reset_result(self.envs[column].reset()))
+                self._threads.begin(self._resetting, lambda column: reset_result(envs[column].reset()))
         while self._resetting:
             self._write_reset(self._resetting.popleft(), rows, step, target)
 
@@ -169,7 +169,10 @@ class ThreadedStepper(EnvStepper):
             super().close()
 
     def _begin_steps(self, columns: Iterable[int], actions: Sequence[Any]) -> None:
-        self._threads.begin(columns, lambda column: self._steps[column](actions[column]))
+        # A task must not refer to this object. An exception that is never taken keeps the frame of its task, and so
+        # would keep this object and its threads, which end when this object is gone.
+        steps = self._steps
+        self._threads.begin(columns, lambda column: steps[column](actions[column]))
 
     def _write_step(self, column: int, rows: Rows, step: int, target: Target) -> None:
         self._progress.cell[0] = self._step_codes[column]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from parenv.envs.stepping import EnvStepper
+from parenv.envs.threaded_stepping import ThreadedStepper
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.testing import LedgerEnv
 
@@ -204,3 +206,22 @@ def test_an_environment_may_change_the_action_it_gets() -> None:
 
     rollout = Run(EnvStepper([Clipping(UNIT, [X] * 3, action_space=UNIT)], 0, quiet()), 2).rollout([X + 1])
     assert (rollout.actions == 1).all()
+
+
+def test_threads_end_with_their_stepper_although_an_exception_was_not_taken() -> None:
+    class Failing(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            raise ValueError("dropped its cup")
+
+    stepper: Any = ThreadedStepper([Failing(env_id) for env_id in range(2)], 0, quiet(), None, 2)
+    threads, done = list(stepper._threads._threads), stepper._threads._done
+    rows = [np.zeros((2, *stepper.observation_space.shape))]
+    stepper.reset([None, None], rows)
+    with pytest.raises(ValueError, match="dropped its cup"):
+        stepper.step([np.zeros(2, int)], rows, 0, None)
+    done[1].acquire()  # The other environment has raised too. Its exception is not taken.
+    del stepper
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
