@@ -41,9 +41,10 @@ class EpisodeSeeds(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, and add the seed to the info."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        info[EPISODE_SEED] = self._seed
-        return observation, reward, terminated, truncated, info
+        returned = self.env.step(action)
+        # The result may have the wrong number of values, which the caller explains.
+        returned[-1][EPISODE_SEED] = self._seed
+        return returned
 
     def get_state(self) -> list[int]:
         """Return the state of the seeds, for a run that continues."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from parenv.envs.returned import explain_step, reset_result
+from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_result
 from parenv.envs.step_buffer_rows import ActionRows, ObservationRows, SideChannel, Where
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.order import fence
@@ -141,16 +141,17 @@ class StepBufferStepper:
         numbers = self._begin(where)
         codes = every if where is self._own else [every[column] for column in columns]
         for column, at, step, action in zip(columns, codes, steps, self.actions.read(where), strict=True):
-            cell[0] = at
+            cell[0], returned = at, NOTHING
             try:
-                observation, reward, terminated, truncated, info = step(action)
+                returned = observation, reward, terminated, truncated, info = step(action)
+                if reward is None:  # numpy would store NaN.
+                    raise TypeError
                 if terminated or truncated:
                     observation, info = self._end(column, observation, terminated, truncated, info)
                 if info:
                     self._side.note(self._own.start + column, info)
             except BaseException as error:
-                if isinstance(error, TypeError | ValueError):
-                    explain_step(error)
+                explain_step(error, returned, self._own.start + column)
                 observation, reward = self._fail(column, error), 0.0
             keep(observation)
             pay(reward)
@@ -174,6 +175,7 @@ class StepBufferStepper:
         return observation, 0.0, False, False, info
 
     def _end(self, column: int, observation: Any, terminated: Any, truncated: Any, info: Any) -> tuple[Any, Any]:
+        check_flags((terminated, truncated))
         env_id = self._own.start + column
         self._step_buffer.terminated[env_id], self._step_buffer.truncated[env_id] = bool(terminated), bool(truncated)
         if self._mode is AutoresetMode.NEXT_STEP:
@@ -208,12 +210,13 @@ class StepBufferStepper:
     def _write_rewards(self, columns: Sequence[int], where: Where, rewards: list[Any]) -> None:
         try:
             self._step_buffer.rewards[where] = rewards
-        except (TypeError, ValueError):
+        except Exception:
             for column, reward in zip(columns, rewards, strict=True):
+                env_id = self._own.start + column
                 try:
-                    self._step_buffer.rewards[self._own.start + column] = reward
-                except (TypeError, ValueError) as error:
-                    explain_step(error)
+                    self._step_buffer.rewards[env_id] = reward
+                except Exception as error:
+                    explain_step(error, (None, reward, False, False, None), env_id)
                     self._fail(column, error)
 
     def _write(self, columns: Sequence[int], where: Where, observations: list[Any], stepped: bool) -> None:

@@ -12,7 +12,7 @@ from gymnasium import Space
 from parenv.envs.episode_statistics import EpisodeClocks, is_recorded, recorded_in
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
-from parenv.envs.returned import explain_step, reset_result
+from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_result
 from parenv.envs.state import get_state, set_state
 from parenv.envs.targets import End, Target
 from parenv.envs.values import Rows, action_splitter, row_writer
@@ -84,11 +84,15 @@ class EnvStepper:
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
         array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
         named, split, codes, steps = bool(infos), self._split(actions), self._step_codes, self._steps
+        returned: Any = NOTHING
         # With one sub-environment, a zip of these lists would cost as much as a step, so index them.
         try:
             for column in range(first, self.num_envs):
                 cell[0] = codes[column]
-                observation, rewards[column], terminated, truncated, info = steps[column](split[column])
+                returned = observation, reward, terminated, truncated, info = steps[column](split[column])
+                if reward is None:  # numpy would store NaN.
+                    raise TypeError
+                rewards[column] = reward
                 if named:
                     infos.write(step, column, info)
                 if terminated or truncated:
@@ -97,8 +101,8 @@ class EnvStepper:
                     row[column] = observation
                 else:
                     write(rows, column, observation)
-        except (TypeError, ValueError) as error:
-            explain_step(error)
+        except Exception as error:
+            explain_step(error, returned, self._first + column)
             raise
 
     @property
@@ -177,6 +181,7 @@ class EnvStepper:
     def _keep_end(
         self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any
     ) -> None:
+        check_flags(how)
         recorded = recorded_in(info)
         seconds, counts = self._episodes.end(column, recorded)
         self._write(target.finals, len(target.ends), observation)

@@ -14,7 +14,7 @@ import numpy as np
 
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
-from parenv.envs.returned import reset_result
+from parenv.envs.returned import NOTHING, explain_step, reset_result
 from parenv.envs.stepping import EnvStepper
 from parenv.envs.targets import Target
 from parenv.envs.values import Rows
@@ -176,14 +176,22 @@ class ThreadedStepper(EnvStepper):
 
     def _write_step(self, column: int, rows: Rows, step: int, target: Target) -> None:
         self._progress.cell[0] = self._step_codes[column]
-        observation, target.rewards[step][column], terminated, truncated, info = self._threads.take(column)
-        if target.infos:
-            target.infos.write(step, column, info)
-        if terminated or truncated:
-            self._keep_end(target, step, column, observation, (terminated, truncated), info)
-            self._resetting.append(column)
-        else:
-            self._write(rows, column, observation)
+        returned: Any = NOTHING
+        try:
+            returned = observation, reward, terminated, truncated, info = self._threads.take(column)
+            if reward is None:  # numpy would store NaN.
+                raise TypeError
+            target.rewards[step][column] = reward
+            if target.infos:
+                target.infos.write(step, column, info)
+            if terminated or truncated:
+                self._keep_end(target, step, column, observation, (terminated, truncated), info)
+                self._resetting.append(column)
+            else:
+                self._write(rows, column, observation)
+        except Exception as error:
+            explain_step(error, returned, self._first + column)
+            raise
 
     def _write_reset(self, column: int, rows: Rows, step: int, target: Target) -> None:
         self._progress.cell[0] = self._reset_codes[column]

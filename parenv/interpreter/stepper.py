@@ -423,6 +423,42 @@ def shown(value: Any) -> str:
     return text if len(text) < 200 else text[:200] + "..."
 
 
+def explain_step(error: BaseException, returned: Any, env_id: int) -> None:
+    """Explain an error by the result of ``step``, if that result has the wrong form. ``None``: there is no result."""
+    import numpy
+
+    if returned is None:
+        return
+    if len(returned) != 5:
+        must = "step must return (observation, reward, terminated, truncated, info), got %d values" % len(returned)
+        error.args = (must,)
+        return
+    _, reward, terminated, truncated, _ = returned
+    kind = numpy.asarray(reward, None if numpy.isscalar(reward) else object)
+    if kind.ndim or reward is None or isinstance(reward, (str, bytes, complex, dict)):
+        got = "a sequence" if kind.ndim else shown(reward)
+        error.args = ("the reward of env_id %d must be a number, got %s. Return a float." % (env_id, got),)
+        return
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not is_flag(flag):
+            error.args = ("%s of env_id %d must be a boolean, got %s" % (name, env_id, shown(flag)),)
+            return
+
+
+def check_flags(*flags: Any) -> None:
+    """Refuse objects such as lists and text, which count as true unless they are empty."""
+    if not all(map(is_flag, flags)):
+        raise TypeError("terminated and truncated must be booleans")
+
+
+def is_flag(flag: Any) -> bool:
+    """Tell whether an object has a truth value of its own, and not the one of its length."""
+    try:
+        return not hasattr(type(flag), "__len__") or (hasattr(type(flag), "__bool__") and bool(flag) in (True, False))
+    except Exception:
+        return False
+
+
 def make(name: str, arguments: Dict[str, Any]) -> Any:
     """Make an environment from the name of its factory, see ``parenv.entry_point``."""
     place, _, attribute = name.rpartition(":")
@@ -724,9 +760,11 @@ class Stepper:
         numbers = self._begin(where)
         for column, action in zip(columns, self._rows.read_actions(where)):
             cell[0] = codes[column]
-            reward = 0.0  # type: Any
+            reward, returned = 0.0, None  # type: Any, Any
             try:
-                observation, reward, terminated, truncated, info = steps[column](action)
+                returned = observation, reward, terminated, truncated, info = steps[column](action)
+                if reward is None:  # numpy would store NaN.
+                    raise TypeError
                 if terminated or truncated:
                     observation, info = self._end(column, observation, terminated, truncated, info)
                 if info:
@@ -736,6 +774,7 @@ class Stepper:
                 else:
                     write(column, observation)
             except BaseException as error:
+                explain_step(error, returned, first + column)
                 self._output.fail(first + column, error)
                 reward = 0.0
             rewards.append(reward)
@@ -761,6 +800,7 @@ class Stepper:
         return self._rows.requested[where].copy()
 
     def _end(self, column: int, observation: Any, terminated: Any, truncated: Any, info: Any) -> Tuple[Any, Any]:
+        check_flags(terminated, truncated)
         env_id, mode = self._first + column, self._job["mode"]
         self._rows.terminated[env_id], self._rows.truncated[env_id] = bool(terminated), bool(truncated)
         if mode == "NEXT_STEP":
@@ -781,11 +821,12 @@ class Stepper:
     def _write_rewards(self, columns: Sequence[int], where: Any, rewards: List[Any]) -> None:
         try:
             self._rows.rewards[where] = rewards
-        except (TypeError, ValueError):
+        except Exception:
             for column, reward in zip(columns, rewards):
                 try:
                     self._rows.rewards[self._first + column] = reward
-                except (TypeError, ValueError) as error:
+                except Exception as error:
+                    explain_step(error, (None, reward, False, False, None), self._first + column)
                     self._output.fail(self._first + column, error)
 
     def _where(self, columns: Sequence[int]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.infos import Found, write_seen
+from parenv.envs.returned import check_flags, explain_step
 from parenv.errors import ObservationError, ParenvError
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.trees import as_array, copy_as, map_trees
@@ -211,8 +212,13 @@ class AECAgentsCollector(AgentsCollector):
             agent_row = self.assignments.agent_row_of(column, env.agent_selection)
             observation, reward, terminated, truncated, info = env.last()
             self._complete(agent_row, reward, info)
-            if not (terminated or truncated):
-                break
+            try:
+                if not (terminated or truncated):
+                    break
+                check_flags((terminated, truncated))
+            except Exception as error:
+                self._explain(agent_row, error, (None, 0.0, terminated, truncated, info))
+                raise
             self._end_turns(agent_row, observation, bool(terminated), column)
             env.step(None)
         self._turns[column] = agent_row
@@ -224,13 +230,21 @@ class AECAgentsCollector(AgentsCollector):
         if not pending.is_open[row]:
             return
         mine, count = self._writer.groups[agent_row.group], pending.counts[row]
-        mine.rewards[count, row], mine.policies[count, row] = reward, group.who[row]
+        try:
+            earned = float(reward)
+        except Exception as error:
+            self._explain(agent_row, error, (None, reward, False, False, info))
+            raise
+        mine.rewards[count, row], mine.policies[count, row] = earned, group.who[row]
         if mine.infos:
             mine.infos.write(int(count), row, info)
         pending.is_open[row] = False
         pending.counts[row] += 1
-        group.returns[row] += float(reward)
+        group.returns[row] += earned
         group.lengths[row] += 1
+
+    def _explain(self, agent_row: AgentRow, error: Exception, returned: Any) -> None:
+        explain_step(error, returned, self._progress.env_id, agent_row.agent)
 
     def _end_turns(self, agent_row: AgentRow, observation: Any, terminated: bool, column: int) -> None:
         """End the part of an agent that is gone with its last turn, if it had one."""

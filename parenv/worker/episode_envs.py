@@ -17,7 +17,7 @@ from parenv.envs.episode_statistics import is_recorded, recorded_in
 from parenv.envs.factories import Spaces
 from parenv.envs.make import check_is_env
 from parenv.envs.normalising import get_statistics, set_statistics
-from parenv.envs.returned import explain_step, reset_result
+from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_result
 from parenv.envs.video import DEFAULT_FPS, write_video
 from parenv.errors import ConfigurationError
 from parenv.memory.status_slot import StatusSlot, code
@@ -139,17 +139,21 @@ class EpisodeEnvs:
         """Step a sub-environment; return the observation, and the answer to the request if the episode has ended."""
         self._progress.cell[0] = self._step_codes[one.row]
         self._progress.heartbeat[0] += 1
+        returned: Any = NOTHING
         try:
-            observation, reward, terminated, truncated, one.info = one.env.step(action)
+            returned = observation, reward, terminated, truncated, one.info = one.env.step(action)
             one.total += float(reward)
-        except (TypeError, ValueError) as error:
-            explain_step(error)
+            has_ended = terminated or truncated
+            if has_ended:
+                check_flags((terminated, truncated))
+        except Exception as error:
+            explain_step(error, returned, one.env_id)
             raise
         one.length += 1
         if one.frames is not None:
             one.frames.append(one.env.render())
         is_at_limit = one.length == self._job.max_episode_steps
-        if not (terminated or truncated or is_at_limit):
+        if not (has_ended or is_at_limit):
             return observation, None
         recorded = recorded_in(one.info)
         if recorded is None and one.recorded and not is_at_limit:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from parenv.envs.fitting import shown
 from parenv.envs.infos import write_seen
+from parenv.envs.returned import NOTHING, check_flags, explain_step
 from parenv.errors import ObservationError
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agents_collector import AgentsCollector
@@ -90,20 +92,24 @@ class ParallelAgentsCollector(AgentsCollector):
         self._rows, are_named = rows, any(self._infos)
         together = zip(self._step_codes, self._steps, self.envs, self._live, self._agents, strict=True)
         for column, (step_code, step_env, env, live, agents) in enumerate(together):
-            cell[0], given = step_code, {}
+            cell[0], given, returned = step_code, {}, NOTHING
             for agent, index, row in live:
                 given[agent] = actions[index][row]
             try:
-                observations, rewarded, terminated, truncated, infos = step_env(given)
+                returned = observations, rewarded, terminated, truncated, infos = step_env(given)
             except (Exception, SystemExit) as error:
+                explain_step(error, returned, self.assignments.env_ids[column])
                 self._replace(column, error, step)
                 continue
             ended: tuple[str, ...] = ()
             try:
                 for agent, index, row in live:
-                    rewards[index][row] = rewarded[agent]
+                    if (reward := rewarded[agent]) is None:  # numpy would store NaN.
+                        raise TypeError
+                    rewards[index][row] = reward
                     observation, group = observations[agent], groups[index]
                     if terminated[agent] or truncated[agent]:
+                        check_flags((terminated[agent], truncated[agent]))
                         self._end(index, row, step, observation, bool(terminated[agent]), column)
                         ended = (*ended, agent)
                     elif (
@@ -116,6 +122,9 @@ class ParallelAgentsCollector(AgentsCollector):
                         group.write(rows[index], row, observation)
             except KeyError as error:
                 raise self._missing_agent(column, agent, error) from error
+            except Exception as error:
+                self._explain(column, agent, error, returned)
+                raise
             if are_named:
                 for agent, index, row in live:
                     self._writer.groups[index].infos.write(step, row, infos.get(agent, {}))
@@ -137,6 +146,15 @@ class ParallelAgentsCollector(AgentsCollector):
             f"step() must return an observation, a reward, a termination and a truncation for every agent that acted, "
             f"but agent {agent!r} of env_id {self.assignments.env_ids[column]} is missing"
         )
+
+    def _explain(self, column: int, agent: str, error: Exception, returned: Any) -> None:
+        """Explain an error by an agent's part of the result of a step."""
+        env_id = self.assignments.env_ids[column]
+        for name, part in zip(("rewards", "terminations", "truncations"), returned[1:4], strict=True):
+            if not isinstance(part, Mapping):
+                error.args = (f"the {name} of env_id {env_id} must be a dict by agent, got {shown(part)}",)
+                return
+        explain_step(error, tuple(part.get(agent) for part in returned), env_id, agent)
 
     def _end(self, index: int, row: int, step: int, observation: Any, terminated: bool, column: int) -> None:
         """End an agent's part of an episode with this observation."""

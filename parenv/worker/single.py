@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.make import Stepper
-from parenv.envs.returned import explain_step
+from parenv.envs.returned import NOTHING, explain_step
 from parenv.envs.stepping import EnvStepper
 from parenv.errors import ObservationError
 from parenv.memory.status_slot import StatusSlot, code
@@ -58,6 +58,7 @@ def fill_rows(
     wanted, wanted_shape = fit.dtype, (1, *fit.shape)
     step_env, step_code, split, dtype, shape, write, end = stepper.only()
     observations, written, rewards = writer.own["observations", 0], writer.own["actions", 0], writer.rewards
+    returned: Any = NOTHING
     assert act is not None
     for row in range(len(rewards)):
         if closing[0]:
@@ -74,7 +75,10 @@ def fill_rows(
         acting += clock() - began
         cell[0] = step_code
         try:
-            observation, rewards[row, 0], terminated, truncated, info = step_env(split((actions,))[0])
+            returned = observation, reward, terminated, truncated, info = step_env(split((actions,))[0])
+            if reward is None:  # numpy would store NaN.
+                raise TypeError
+            rewards[row, 0] = reward
             if terminated or truncated:
                 observation = end(writer, row, 0, observation, (terminated, truncated), info)
             if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
@@ -84,7 +88,7 @@ def fill_rows(
         except ObservationError as error:
             error.args = (f"in env step {env_steps + row + 1}: {error.args[0]}",)
             raise
-        except (TypeError, ValueError) as error:
-            explain_step(error)
+        except Exception as error:
+            explain_step(error, returned, progress.env_id)
             raise
     return carry, acting

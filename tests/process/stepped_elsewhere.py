@@ -118,6 +118,17 @@ class Nested(Ledger):
         return self._observation(), float(action["y"][0]), self.t == self.length, False, info
 
 
+class Returning(Ledger):
+    """Ledger whose steps return this reward and this flag."""
+
+    def __init__(self, reward, terminated=False):
+        Ledger.__init__(self)
+        self.returned = reward, terminated
+
+    def step(self, action):
+        return self._observation(), self.returned[0], self.returned[1], False, {}
+
+
 class WithoutSpaces:
     """Environment without spaces."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from envs import Acting
+from gymnasium.vector import AutoresetMode
 from inside import deaths_of
 from policies import zeros
 from sampling import one_in
@@ -231,16 +232,19 @@ def first_step(envs: ParallelVectorEnv) -> None:
     envs.step(np.zeros(envs.num_envs, int))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("step_threads", [1, 2])
 @pytest.mark.parametrize("is_older", ["reset", "step", "reward", "itself"])
 def test_the_error_for_a_result_in_the_format_of_gym_names_the_right_format(
-    is_older: str, num_envs: int, num_workers: int
+    is_older: str, step_threads: int, num_envs: int, num_workers: int
 ) -> None:
+    workers = WorkerOptions(step_threads=step_threads)
     with (
         pytest.raises((TypeError, ValueError)) as pool_error,
         AsyncWorkerPool(
-            lambda: Older(is_older), lambda o: np.zeros(len(o), int), num_envs=num_envs, num_workers=num_workers
+            lambda: Older(is_older), zeros, num_envs=num_envs, num_workers=num_workers, workers=workers
         ) as pool,
     ):
         next(pool.rollouts())
@@ -252,6 +256,98 @@ def test_the_error_for_a_result_in_the_format_of_gym_names_the_right_format(
     for error in (pool_error, vector_error):
         shown = "".join(traceback.format_exception(error.value))
         assert (f"{is_older.replace('reward', 'step')} must return (observation, " in shown) == (is_older != "itself")
+
+
+class Wrong(Older):
+    """Environment whose second sub-environment returns a wrong reward or a wrong flag."""
+
+    def __init__(self, env_id: int, **wrong: Any) -> None:
+        super().__init__("neither")
+        self._returned = {"reward": 1.0, "terminated": False, "truncated": False} | (wrong if env_id == 1 else {})
+
+    def step(self, action: Any) -> Any:
+        return SEEN, *self._returned.values(), {}
+
+
+SEVERAL = np.array([1.0, -1.0])
+MANY_REWARDS = "the reward of env_id 1 must be a number, got a sequence. For several objectives, .* LinearReward"
+WRONG = {
+    "array": ({"reward": SEVERAL}, MANY_REWARDS),
+    "list": ({"reward": [1.0, -1.0]}, MANY_REWARDS),
+    "tensor": ({"reward": torch.ones(2)}, MANY_REWARDS),
+    "dict": ({"reward": {"a": 1.0}}, "the reward of env_id 1 must be a number, got a dict. For several objectives"),
+    "one item": (
+        {"reward": [1.0]},
+        r"the reward of env_id 1 must be a number, got \[1.0\], a sequence of one. step must",
+    ),
+    "none": ({"reward": None}, "the reward of env_id 1 must be a number, got None. step must return"),
+    "text": ({"reward": "much"}, "the reward of env_id 1 must be a number, got 'much'. step must return"),
+    "complex": ({"reward": 1j}, "the reward of env_id 1 must be a number, got 1j. step must return"),
+    "flags": (
+        {"terminated": SEVERAL > 0},
+        "terminated of env_id 1 must be a boolean, got array.* Return True or False",
+    ),
+    "flags of a tensor": ({"truncated": torch.ones(2) > 0}, "truncated of env_id 1 must be a boolean, got tensor"),
+    "list of flags": ({"truncated": [False, False]}, r"truncated of env_id 1 must be a boolean, got \[False, False\]"),
+    "text as a flag": ({"terminated": "no"}, "terminated of env_id 1 must be a boolean, got 'no'"),
+}
+
+
+def wrong(result: str) -> tuple[list[Any], str]:
+    """Return factories of two environments, and the message about the second."""
+    parts, message = WRONG[result]
+    return [lambda env_id=env_id: Wrong(env_id, **parts) for env_id in range(2)], f"^{message}"
+
+
+@pytest.mark.parametrize("result", WRONG)
+def test_a_wrong_reward_or_flag_is_an_error_that_names_it_and_the_env_id(result: str) -> None:
+    makers, message = wrong(result)
+    for step_threads in (1, 2):
+        workers = WorkerOptions(step_threads=step_threads)
+        with (
+            pytest.raises((TypeError, ValueError, RuntimeError), match=message),
+            AsyncWorkerPool(makers, zeros, num_workers=0, workers=workers) as pool,
+        ):
+            next(pool.rollouts())
+    for autoreset_mode in AutoresetMode:
+        with (
+            contextlib.closing(ParallelVectorEnv(makers, num_workers=0, autoreset_mode=autoreset_mode)) as envs,
+            pytest.raises((TypeError, ValueError, RuntimeError), match=message),
+        ):
+            first_step(envs)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("result", WRONG)
+def test_a_wrong_reward_or_flag_in_a_worker_is_an_error_that_names_it_and_the_env_id(result: str) -> None:
+    makers, message = wrong(result)
+    errors = (TypeError, ValueError, RuntimeError)
+    # One sub-environment per worker has a loop of its own.
+    for options in ({"num_workers": 2}, {"num_workers": 1, "workers": WorkerOptions(step_workers=1)}):
+        with pytest.raises(errors, match=message), AsyncWorkerPool(makers, zeros, mode="sync", **options) as pool:
+            next(pool.rollouts())
+    for options in ({"num_workers": 1}, {"num_workers": 1, "caller_steps": True}):
+        with contextlib.closing(ParallelVectorEnv(makers, **options)) as envs, pytest.raises(errors, match=message):
+            first_step(envs)
+
+
+def test_an_error_of_one_environment_is_not_explained_by_the_result_of_another() -> None:
+    makers = [lambda: Wrong(1, terminated=SEVERAL > 0), lambda: Older("itself")]
+    with (
+        contextlib.closing(ParallelVectorEnv(makers, num_workers=0)) as envs,
+        pytest.raises(ValueError, match=r"^terminated of env_id 0 must be a boolean") as caught,
+    ):
+        first_step(envs)
+    assert isinstance(caught.value.__cause__, ExceptionGroup)
+    assert [str(error) for error in caught.value.__cause__.exceptions][1] == "no fuel"
+
+
+def test_the_error_for_a_result_in_the_format_of_gym_survives_episode_seeds() -> None:
+    with (
+        pytest.raises((TypeError, ValueError), match=r"step must return \(observation, .* got 4 values"),
+        AsyncWorkerPool(lambda: Older("step"), zeros, num_workers=0, episode_seeds=True) as pool,
+    ):
+        next(pool.rollouts())
 
 
 class OlderLater(Older):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import Any
 
 import numpy as np
@@ -188,5 +190,86 @@ def test_a_replacement_must_have_the_same_agents() -> None:
         AsyncWorkerPool(
             breaking(Fewer)[:2], {"hen": act, "fox": act}, policy_of=species, num_workers=1, workers=workers
         ) as pool,
+    ):
+        next(pool.rollouts())
+
+
+@pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (np.array([1.0, 2.0]), "a sequence for agent 'fox_0'. Return one number"),
+        ([1.0], "[1.0], a sequence of one for"),
+        (None, "None for"),
+        ("x", "'x' for"),
+    ],
+    ids=["array", "list", "none", "text"],
+)
+def test_a_wrong_reward_of_an_agent_is_an_error_that_names_it_and_the_env_id(kind: Any, wrong: Any, got: str) -> None:
+    class Wrong(kind):  # type: ignore[misc]
+        def reward(self, agent: str, action: int) -> Any:
+            return wrong
+
+        def last(self) -> Any:
+            observation, _, *flags, info = super().last()
+            return observation, wrong, *flags, info
+
+        def step(self, action: Any) -> Any:
+            if kind is Scripted:
+                return super().step(action)
+            with contextlib.suppress(TypeError):  # It adds rewards, of which some are not numbers.
+                super().step(action)
+
+    message = "^" + re.escape(f"the reward of env_id 1 must be a number, got {got}")
+    with (
+        AsyncWorkerPool(
+            [lambda: kind(0), lambda: Wrong(1)], {"hen": Counter(), "fox": Counter()}, policy_of=species, num_workers=0,
+            rollout_length=5,
+        ) as pool,
+        pytest.raises((TypeError, ValueError), match=message),
+    ):  # fmt: skip
+        next(pool.rollouts())
+
+
+@pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
+@pytest.mark.parametrize("wrong", [[False, False], np.array([False, True])], ids=["list", "array"])
+def test_a_wrong_flag_of_an_agent_is_an_error_that_names_it_and_the_env_id(kind: Any, wrong: Any) -> None:
+    class Wrong(kind):  # type: ignore[misc]
+        def step(self, action: Any) -> Any:
+            found = super().step(action)
+            return found if found is None else (*found[:2], dict.fromkeys(found[2], wrong), *found[3:])
+
+        def last(self) -> Any:
+            observation, reward, _, truncated, info = super().last()
+            return observation, reward, wrong, truncated, info
+
+    with (
+        pytest.raises((TypeError, ValueError), match=r"^terminated of env_id 1 .* a boolean, got .* for agent .fox"),
+        AsyncWorkerPool(
+            [lambda: kind(0), lambda: Wrong(1)], {"hen": Counter(), "fox": Counter()}, policy_of=species, num_workers=0,
+            rollout_length=5,
+        ) as pool,
+    ):  # fmt: skip
+        next(pool.rollouts())
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (({}, {}, {}, {}), r"step must return \(observation, .* got 4 values"),
+        (({}, 1.0, {}, {}, {}), "the rewards of env_id 0 must be a dict by agent, got 1.0"),
+    ],
+    ids=["four values", "one reward"],
+)
+def test_a_step_of_agents_with_a_wrong_result_is_an_error_with_the_right_format(returned: Any, message: str) -> None:
+    class Wrong(Scripted):
+        def step(self, actions: Any) -> Any:
+            return returned
+
+    with (
+        AsyncWorkerPool(
+            [lambda: Wrong(0)], {"hen": Counter(), "fox": Counter()}, policy_of=species, num_workers=0
+        ) as pool,
+        pytest.raises((TypeError, ValueError), match=message),
     ):
         next(pool.rollouts())

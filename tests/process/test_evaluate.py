@@ -221,6 +221,35 @@ def test_errors_of_environments_and_policies_name_the_task(tmp_path: Path) -> No
                 )
 
 
+class Rewarded(Drawn):
+    """Environment with this reward and this flag."""
+
+    def __init__(self, reward: Any, terminated: Any = False) -> None:
+        super().__init__()
+        self._returned = reward, terminated
+
+    def step(self, action: Any) -> Any:
+        return super().step(action)[0], *self._returned, False, {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (([1.0, 2.0],), "the reward of env_id 0 must be a number, got a sequence"),
+        ((None,), "the reward of env_id 0 must be a number, got None"),
+        ((0.0, [False]), "terminated of env_id 0 must be a boolean, got [False]"),
+    ],
+    ids=["sequence", "none", "flag"],
+)
+def test_a_wrong_reward_or_flag_is_named_in_the_warning_about_a_lost_episode(
+    returned: Any, message: str, num_workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = partial(Rewarded, *returned)
+    evaluated(tmp_path / "out", {"one": task}, num_workers=num_workers, num_envs=1, episodes=1)
+    assert message in caplog.text
+
+
 class Twos(Policy):
     """Policy that always returns action 2, which ``Discrete(2)`` does not contain."""
 

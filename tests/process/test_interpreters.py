@@ -271,6 +271,24 @@ def test_the_stack_of_a_hang_shows_the_environment() -> None:
 
 
 @pytest.mark.more
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"reward": [1.0, 2.0]}, "the reward of env_id 0 must be a number, got a sequence"),
+        ({"reward": None}, "the reward of env_id 0 must be a number, got None"),
+        ({"reward": "much"}, "the reward of env_id 0 must be a number, got 'much'"),
+        ({"reward": 0.0, "terminated": [False]}, r"terminated of env_id 0 must be a boolean, got \[False\]"),
+    ],
+    ids=["sequence", "none", "text", "flag"],
+)
+def test_a_wrong_reward_or_flag_is_an_error_that_names_it_and_the_env_id(arguments: Any, message: str) -> None:
+    with contextlib.closing(stepped(ledger("Returning", **arguments))) as envs:
+        envs.reset()
+        with pytest.raises((TypeError, ValueError), match=message):
+            envs.step([0])
+
+
 def test_an_observation_of_another_shape_is_an_error() -> None:
     with stepped(ledger(fault="shape"), 1, num_workers=1) as envs:
         envs.reset()
