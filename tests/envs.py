@@ -165,6 +165,10 @@ class Plain(gym.Env[Any, Any]):
         return self.observation, reward, self.steps == self.length, False, info if isinstance(info, dict) else {}
 
 
+FRAME = np.zeros((8, 8, 3), np.uint8)
+"""Array into which environments draw every frame."""
+
+
 class Drawn(gym.Env[Any, Any]):
     """Environment that draws observations, rewards and episode lengths from its seed. Rewards also depend on actions.
 
@@ -205,7 +209,8 @@ class Drawn(gym.Env[Any, Any]):
         return self._observation(), reward, is_over, False, info
 
     def render(self) -> Any:
-        return np.full((8, 8, 3), self.steps, np.uint8)
+        FRAME[:] = self.steps
+        return FRAME
 
     def _observation(self) -> Any:
         return self.np_random.uniform(-1, 1, 4).astype(np.float32)

@@ -420,13 +420,14 @@ def test_the_same_seed_plays_the_same_episodes(agents: Path, capsys: pytest.Capt
 
 
 class Painted(gym.Env[Any, Any]):
-    """Environment whose frames show the number of the step."""
+    """Environment that draws the number of the step into the same frame."""
 
     observation_space, action_space = CARTPOLE, spaces.Discrete(2)
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
     def __init__(self, render_mode: str | None = "rgb_array") -> None:
         self.render_mode = render_mode
+        self._frame = np.zeros((16, 16, 3), np.uint8)
 
     def reset(self, **options: Any) -> Any:
         self._step = 0
@@ -438,7 +439,8 @@ class Painted(gym.Env[Any, Any]):
         return np.zeros(4, np.float32), 1.0, self._step == 6, False, {}
 
     def render(self) -> Any:
-        return np.full((16, 16, 3), 40 * self._step, np.uint8)
+        self._frame[:] = 40 * self._step
+        return self._frame
 
 
 def test_a_video_has_a_frame_for_every_step_of_the_first_episode(

@@ -19,6 +19,7 @@ from parenv.envs.video import DEFAULT_FPS, write_video
 from parenv.errors import ConfigurationError
 from parenv.exporting.onnx_policy import OnnxPolicy
 from parenv.memory.spaces import flatten, leaves, stacked, unflatten
+from parenv.memory.trees import own_copy
 
 
 def add_play_command(commands: Any) -> None:
@@ -105,7 +106,8 @@ def _episode(policy: OnnxPolicy, env: Any, seed: int, frames: list[Any] | None) 
     carry, total, steps, ended = policy.initial_carry(1), 0.0, 0, False
     while not ended:
         if frames is not None:
-            frames.append(env.render())
+            # The environment may draw every frame into the same array.
+            frames.append(own_copy(env.render()))
         batch = unflatten(policy.observations, stacked(policy.observations, [observation]))
         found = policy.act(batch, carry)
         carry = found.carry

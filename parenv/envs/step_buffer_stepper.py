@@ -15,6 +15,7 @@ from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.order import fence
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.memory.step_buffer import StepBuffer
+from parenv.memory.trees import own_copy
 
 NO_OPTIONS = False
 """Value of ``options`` with which ``reset`` is called without that keyword, as some libraries do."""
@@ -147,6 +148,7 @@ class StepBufferStepper:
                 if reward is None:  # numpy would store NaN.
                     raise TypeError
                 if terminated or truncated:
+                    reward = own_copy(reward)
                     observation, info = self._end(column, observation, terminated, truncated, info)
                 if info:
                     self._side.note(self._own.start + column, info)
@@ -181,7 +183,8 @@ class StepBufferStepper:
         if self._mode is AutoresetMode.NEXT_STEP:
             self._steps[column] = self._fresh[column]
         elif self._mode is AutoresetMode.SAME_STEP:
-            final = self._observations.kept(observation)
+            # The environment may keep its info, and clear it in the reset.
+            final, info = self._observations.kept(observation), own_copy(info)
             observation, reset_info = self._reset(column, None)
             info = {FINAL_OBSERVATION: final, "final_info": info, **reset_info}
         return observation, info

@@ -185,7 +185,9 @@ class EnvStepper:
         recorded = recorded_in(info)
         seconds, counts = self._episodes.end(column, recorded)
         self._write(target.finals, len(target.ends), observation)
-        target.ends.append(End(step, column, *how, seconds, recorded, counts))
+        # The environment may keep its flags in arrays, and clear them in the reset.
+        terminated, truncated = map(bool, how)
+        target.ends.append(End(step, column, terminated, truncated, seconds, recorded, counts))
 
     def _check_spaces(self) -> None:
         for column, env in enumerate(self.envs):

@@ -459,6 +459,17 @@ def is_flag(flag: Any) -> bool:
         return False
 
 
+def own_copy(value: Any, depth: int = 0) -> Any:
+    """Copy containers and arrays with everything that they hold, because a reset may change them."""
+    import numpy
+
+    if isinstance(value, dict) and depth < MAX_DEPTH:
+        return {key: own_copy(item, depth + 1) for key, item in value.items()}
+    if type(value) in (list, tuple) and depth < MAX_DEPTH:
+        return type(value)([own_copy(item, depth + 1) for item in value])
+    return value.copy() if isinstance(value, (set, bytearray, numpy.ndarray)) else value
+
+
 def make(name: str, arguments: Dict[str, Any]) -> Any:
     """Make an environment from the name of its factory, see ``parenv.entry_point``."""
     place, _, attribute = name.rpartition(":")
@@ -766,6 +777,7 @@ class Stepper:
                 if reward is None:  # numpy would store NaN.
                     raise TypeError
                 if terminated or truncated:
+                    reward = own_copy(reward)
                     observation, info = self._end(column, observation, terminated, truncated, info)
                 if info:
                     self._output.note(first + column, info)
@@ -808,6 +820,7 @@ class Stepper:
         elif mode == "SAME_STEP":
             leaves = self._rows.observed
             final = nested(leaves, [self._fit.array(leaf, leaf.of(observation)).copy() for leaf in leaves])
+            info = own_copy(info)
             observation, of_reset = self._reset(column, None)
             info = dict({"final_obs": final, "final_info": info}, **of_reset)
         return observation, info

@@ -7,7 +7,6 @@ Other infos (strings, lists, objects, too many values, too many kinds) travel in
 
 from __future__ import annotations
 
-import copy
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,6 +29,7 @@ from parenv.memory.kinds import (
     parts_of,
 )
 from parenv.memory.step_buffer import view_rows
+from parenv.memory.trees import own_copy
 
 
 class Announced(dict[int, Any]):
@@ -147,7 +147,7 @@ class InfoReader:
         infos = []
         for env_id, number in enumerate(self._kinds.tolist()):
             info = self._one(number, env_id, by_message) if number else {}
-            infos.append(copy.deepcopy(info) if number == BY_MESSAGE else info)
+            infos.append(own_copy(info) if number == BY_MESSAGE else info)
         return infos
 
     def _one(self, number: int, env_id: int, by_message: Mapping[int, Any]) -> Any:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from operator import methodcaller
 from typing import Any, cast
 
 import numpy as np
 
+_IMMUTABLE = int, float, str, bytes, type(None), np.generic
+_CONTAINERS = Mapping, list, tuple, set, deque, bytearray
 Tree = Any
 """Arrays and lists, nested in dicts and tuples as their space is."""
 
@@ -108,6 +111,48 @@ def copy_of(value: Any) -> Any:
 def deep_copy(value: Any) -> Any:
     """Copy an array or any other value, with everything that it holds."""
     return value.copy() if isinstance(value, np.ndarray) else copy.deepcopy(value)
+
+
+def own_copy(value: Any, known: dict[int, Any] | None = None) -> Any:
+    """Copy containers and arrays with everything that they hold, and share all other objects.
+
+    An environment may return a simulator or a lock in its infos, so :func:`copy.deepcopy` could fail or take long.
+
+    >>> shared = object()
+    >>> copied = own_copy({"a": [1, np.zeros(1)], "b": shared})
+    >>> copied["a"], copied["b"] is shared
+    ([1, array([0.])], True)
+    """
+    kind = type(value)
+    if issubclass(kind, _IMMUTABLE) or not (issubclass(kind, _CONTAINERS) or hasattr(kind, "__array__")):
+        return value
+    known = {} if known is None else known
+    if id(value) not in known:
+        known[id(value)] = value  # A container may hold itself.
+        known[id(value)] = _copied(value, known)
+    return known[id(value)]
+
+
+def _copied(value: Any, known: dict[int, Any]) -> Any:
+    try:
+        if isinstance(value, tuple):
+            parts = [own_copy(part, known) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if not isinstance(value, np.ndarray | dict | list | deque):
+            if hasattr(value, "clone"):
+                return value.clone()
+            return copy.copy(value) if isinstance(value, set) else copy.deepcopy(value)
+        copied: Any = copy.copy(value)
+        known[id(value)] = copied
+        if not isinstance(value, np.ndarray):
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                copied[key] = own_copy(part, known)
+        elif value.dtype == object:
+            for index in np.ndindex(value.shape):
+                copied[index] = own_copy(value[index], known)
+        return copied
+    except Exception:
+        return value  # A class of the environment that cannot be copied.
 
 
 def copy_as(like: Any, value: Any) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.step_buffer import StepBuffer
+from parenv.memory.trees import own_copy
 from parenv.process.wake_up import ALL
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Message, SideData
@@ -91,6 +93,9 @@ class CallerWorker:
     def say(self, message: Message) -> None:
         """Keep data that does not fit into the step buffer."""
         assert isinstance(message, SideData)
+        if message.infos:
+            # The environments are in this process, and may change their infos in the next step.
+            message = replace(message, infos=own_copy(message.infos))
         self._side_data.append(message)
 
     def flush_records(self) -> None:

@@ -21,6 +21,7 @@ from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_resul
 from parenv.envs.video import DEFAULT_FPS, write_video
 from parenv.errors import ConfigurationError
 from parenv.memory.status_slot import StatusSlot, code
+from parenv.memory.trees import own_copy
 from parenv.protocol.messages import Failure
 from parenv.protocol.plain import plain_info
 from parenv.worker.failures import failure_of
@@ -132,7 +133,8 @@ class EpisodeEnvs:
         more = {} if asked.options is None else {"options": dict(asked.options)}
         observation, one.info = reset_result(one.env.reset(seed=asked.seed, **more))
         one.total, one.length = 0.0, 0
-        one.frames = [one.env.render()] if asked.video is not None else None
+        one.frames = None if asked.video is None else []
+        self._keep_frame(one)
         return one, observation
 
     def step(self, one: SubEnvironment, action: Any) -> tuple[Any, list[Any] | None]:
@@ -150,8 +152,7 @@ class EpisodeEnvs:
             explain_step(error, returned, one.env_id)
             raise
         one.length += 1
-        if one.frames is not None:
-            one.frames.append(one.env.render())
+        self._keep_frame(one)
         is_at_limit = one.length == self._job.max_episode_steps
         if not (has_ended or is_at_limit):
             return observation, None
@@ -180,6 +181,11 @@ class EpisodeEnvs:
         with contextlib.ExitStack() as stack:
             for one in self.rows:
                 stack.callback(one.close)
+
+    def _keep_frame(self, one: SubEnvironment) -> None:
+        if one.frames is not None:
+            # The environment may draw every frame into the same array.
+            one.frames.append(own_copy(one.env.render()))
 
     def _end(self, one: SubEnvironment) -> None:
         assert one.asked is not None

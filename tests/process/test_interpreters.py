@@ -193,6 +193,16 @@ def test_nested_spaces_and_odd_infos(recwarn: pytest.WarningsRecorder) -> None:
     assert any("infos['deep']['no']" in str(one.message) for one in recwarn)
 
 
+def test_the_final_info_is_the_one_of_the_last_step_of_an_environment_that_keeps_it() -> None:
+    with stepped(ledger("Keeping"), autoreset_mode="SameStep") as envs:
+        envs.reset()
+        envs.step([0])
+        _, rewards, *_, infos = envs.step([0])
+        assert rewards.tolist() == [2]
+        assert infos["final_info"]["sums"].tolist() == [[2]]
+        assert infos["final_info"]["deep"]["steps"].tolist() == [[1, 2]]
+
+
 def test_send_and_recv_of_some_sub_environments() -> None:
     with stepped(ledger(), 4, num_workers=2, batch_size=2) as envs:
         envs.reset(seed=0)

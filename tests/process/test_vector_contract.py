@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import threading
 import warnings
-from collections import OrderedDict, UserDict
+from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -329,6 +329,92 @@ def test_a_final_observation_survives_the_reset_of_an_environment_that_reuses_it
             observations, *_, infos = envs.step(np.zeros(N, np.int64))
         assert observations.tolist() == [[-1, -1]] * N
         assert [one.tolist() for one in infos["final_obs"]] == [[4, 4]] * N
+
+
+class Keeping(Talker):
+    """Environment that keeps its infos, reward and flag in objects of its own, and clears them in a reset."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._sums, self._reward, self._ended = np.zeros(2), np.zeros(()), np.zeros((), bool)
+        self._seen: dict[str, Any] = {"sums": np.zeros(1), "count": 0, "steps": [], "pair": ([], {"last": 0})}
+        self._words, self._set = deque[str](maxlen=2), set[int]()
+
+    def reset(self, **kwargs: Any) -> Any:
+        found, _ = super().reset(**kwargs)
+        self._sums[:], self._reward[...], self._ended[...] = 0, 0, False
+        self._seen["sums"][:], self._seen["count"] = 0, 0
+        for kept in (self._seen["steps"], self._seen["pair"][0], self._words, self._set):
+            kept.clear()
+        self._seen["pair"][1]["last"] = 0
+        return found, {"steps": self._seen["steps"]}
+
+    def step(self, action: Any) -> Any:
+        found = super().step(action)[0]
+        self._sums += [1, 2]
+        self._reward += 1
+        self._ended[...] = self.steps == 4
+        self._seen["sums"] += 1
+        self._seen["count"] = self._seen["pair"][1]["last"] = self.steps
+        self._seen["steps"].append(self.steps)
+        self._seen["pair"][0].append(self.steps)
+        self._words.append(f"{self.steps}")
+        self._set.add(self.steps)
+        info = {"sums": self._sums, "seen": self._seen, "words": self._words, "set": self._set, "env": self}
+        return found, self._reward, self._ended, False, info
+
+
+CALLER_OR_NOT = pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 1, "caller_steps": True}], ids=str
+)
+
+
+@pytest.mark.filterwarnings("ignore:infos")
+@CALLER_OR_NOT
+def test_final_infos_rewards_and_flags_are_those_of_the_last_step_of_an_environment_that_keeps_them(
+    options: dict[str, Any],
+) -> None:
+    with parallel([Keeping] * N, autoreset_mode="SameStep", **options) as envs:
+        envs.reset(seed=0)
+        for _ in range(4):
+            _, rewards, terminated, _, infos = envs.step(np.zeros(N, np.int64))
+        final = infos["final_info"]
+        assert rewards.tolist() == [4] * N
+        assert terminated.all()
+        assert final["sums"].tolist() == [[4, 8]] * N
+        assert final["seen"]["sums"].tolist() == [[4]] * N
+        assert final["seen"]["count"].tolist() == [4] * N
+        assert final["seen"]["steps"].tolist() == [[1, 2, 3, 4]] * N
+        assert [list(words) for words in final["words"]] == [["3", "4"]] * N
+        assert [sorted(numbers) for numbers in final["set"]] == [[1, 2, 3, 4]] * N
+        assert [(list(steps), last["last"]) for steps, last in final["seen"]["pair"]] == [([1, 2, 3, 4], 4)] * N
+        assert infos["steps"].tolist() == [[]] * N
+
+
+@pytest.mark.filterwarnings("ignore:infos")
+@ALL_MODES
+@CALLER_OR_NOT
+def test_infos_stay_as_they_are_in_later_steps_of_an_environment_that_keeps_them(
+    options: dict[str, Any], mode: AutoresetMode
+) -> None:
+    with parallel([Keeping] * N, autoreset_mode=mode, **options) as envs:
+        kept = [envs.reset(seed=0)[1]["steps"]]
+        for _ in range(3):
+            infos = envs.step(np.zeros(N, np.int64))[4]
+            kept.append(infos["seen"]["steps"])
+        pairs = infos["seen"]["pair"]
+        envs.step(np.zeros(N, np.int64))
+        envs.reset(seed=0)
+    assert [each.tolist() for each in kept] == [[list(range(1, step + 1))] * N for step in range(4)]
+    assert [(list(steps), last["last"]) for steps, last in pairs] == [([1, 2, 3], 3)] * N
+
+
+def test_without_workers_objects_in_infos_are_those_of_the_environment() -> None:
+    with parallel([Keeping] * N, num_workers=0, autoreset_mode="SameStep") as envs:
+        envs.reset(seed=0)
+        for _ in range(4):
+            infos = envs.step(np.zeros(N, np.int64))[4]
+        assert list(infos["final_info"]["env"]) == list(envs.envs)
 
 
 CASTS: dict[str, tuple[Any, Callable[[int, int], Any]]] = {

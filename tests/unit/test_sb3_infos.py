@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
-from parenv.adapters.sb3.infos import InfoLog, infos_of
+from parenv.adapters.sb3.infos import ENVS_OF_WORKER, InfoLog, InfoLoggingEnv, infos_of
 from parenv.protocol.data import pack, unpack
 
 INFOS: list[dict[str, Any]] = [
@@ -44,3 +45,23 @@ def test_the_log_copies_infos_that_are_reused() -> None:
     found = infos_of([log.take()])
     assert [[found[step][env_id]["x"] for env_id in range(2)] for step in range(3)] == [[0, 0], [1, 1], [2, 2]]
     assert [found[step][0]["array"].tolist() for step in range(3)] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_the_info_of_a_reset_is_the_one_at_that_time() -> None:
+    class Counting(gym.Env[Any, Any]):
+        observation_space = action_space = gym.spaces.Discrete(2)
+        steps: list[int] = []  # noqa: RUF012
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return 0, {"steps": self.steps}
+
+        def step(self, action: Any) -> Any:
+            self.steps.append(0)
+            return 0, 0.0, False, False, {}
+
+    ENVS_OF_WORKER.clear()
+    env = InfoLoggingEnv(Counting(), 0)
+    env.reset()
+    env.step(0)
+    assert env.recorded()[1] == [{"steps": []}]
+    ENVS_OF_WORKER.clear()

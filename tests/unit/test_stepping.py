@@ -225,3 +225,21 @@ def test_threads_end_with_their_stepper_although_an_exception_was_not_taken() ->
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_the_flags_of_an_end_survive_the_reset_of_an_environment_that_keeps_them() -> None:
+    class Keeping(Scripted):
+        ended = np.zeros((), bool)
+
+        def reset(self, **options: Any) -> Any:
+            self.ended[...] = False
+            return super().reset(**options)
+
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, _, info = super().step(action)
+            self.ended[...] = terminated
+            return observation, reward, self.ended, False, info
+
+    writer = stepped(Keeping(UNIT, [X] * 5, length=2), 3)
+    assert [(end.step, end.terminated, end.truncated) for end in writer.ends] == [(1, True, False)]
+    assert writer.plain["terminated"][:, 0].tolist() == [False, True, False]

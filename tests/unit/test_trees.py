@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections import UserDict, defaultdict, deque, namedtuple
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from parenv.memory.trees import (
     deep_copy,
     leaves_in,
     map_trees,
+    own_copy,
     to_tensors,
 )
 
@@ -95,6 +98,42 @@ def test_a_copy_of_lists_shares_their_items_unless_it_is_deep() -> None:
     assert copied[0] is not rows[0]
     assert copied[0][0] is rows[0][0]
     assert deep_copy(rows)[0][0] is not rows[0][0]
+
+
+def test_a_copy_of_containers_shares_their_objects() -> None:
+    lock, frame = threading.Lock(), np.zeros(1)
+    pair = namedtuple("pair", "a b")([1], lock)
+    objects = np.empty(2, object)
+    objects[:] = [lock, frame]
+    words = defaultdict(list, {"a": [1]})
+    given = {
+        "list": [[1], lock], "pair": pair, "objects": objects, "words": words, "set": {1}, "deque": deque([[1]], 3),
+        "tensor": torch.ones(2, requires_grad=True) * 2, "bytes": bytearray(b"a"), "user": UserDict(a=[1]),
+    }  # fmt: skip
+    given["list"].append(given["list"])
+    copied: Any = own_copy(given)
+    given["list"][0].append(2)
+    given["list"].pop()
+    pair.a.append(2)
+    frame[:] = 1
+    words["a"].append(2)
+    given["set"].add(2)
+    given["deque"][0].append(2)
+    given["tensor"].data[:] = 0
+    given["bytes"][:] = b"b"
+    given["user"]["a"].append(2)
+    assert copied["list"][:2] == [[1], lock]
+    assert copied["list"][2] is copied["list"]
+    assert copied["pair"] == type(pair)([1], lock)
+    assert copied["objects"].tolist() == [lock, 0.0]
+    assert copied["words"] == {"a": [1]}
+    assert copied["words"].default_factory is list
+    assert copied["set"] == {1}
+    assert copied["deque"] == deque([[1]])
+    assert copied["deque"].maxlen == 3
+    assert copied["tensor"].tolist() == [2, 2]
+    assert copied["bytes"] == b"a"
+    assert copied["user"] == {"a": [1]}
 
 
 def test_a_copy_with_other_rows_does_not_change_the_original() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Wrapper
 
+from parenv.memory.trees import own_copy
 from parenv.protocol.plain import plain_info
 from parenv.worker.pickled_env import PickledEnv, generator_of, set_generator
 from parenv.worker.task import ENV_METHODS
@@ -48,7 +49,7 @@ class InfoLog:
     def add(self, step: int, env_id: int, info: Info) -> None:
         """Keep a copy of the info of a step."""
         if not (self._adds(step, env_id, info) or self._adds(step, env_id, _opened(info))):
-            self._single.append((step, env_id, copy.deepcopy(info)))
+            self._single.append((step, env_id, own_copy(info)))
 
     def _adds(self, step: int, env_id: int, info: Info) -> bool:
         """Keep an info if all its values are numbers, and return whether they are."""
@@ -101,12 +102,13 @@ class InfoLoggingEnv(Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **options: Any) -> Any:
         """Begin an episode."""
-        observation, self._reset_info = self.env.reset(**options)
+        observation, info = self.env.reset(**options)
+        self._reset_info = own_copy(info)
         if self._copied is not None:
             # The pool has reset the copy with a seed of its own, which the original environment has not seen.
             set_generator(self.env, self._copied)
             self._copied = None
-        return observation, self._reset_info
+        return observation, info
 
     def step(self, action: Any) -> Any:
         """Take a step."""
