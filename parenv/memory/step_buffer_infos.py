@@ -7,6 +7,7 @@ Other infos (strings, lists, objects, too many values, too many kinds) travel in
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -137,8 +138,8 @@ class InfoReader:
         try:
             for node, positions in groups.items():
                 node.add(found, n, positions, positions if env_ids is None else env_ids[positions])
-        except (AttributeError, TypeError, ValueError):
-            # The same key has a dict in one info and a number in another. Gymnasium decides what to return or raise.
+        except Exception:
+            # The same key has a dict in one info and a number in another.
             return self._one_by_one(numbers, range(n) if env_ids is None else env_ids.tolist(), by_message)
         return found
 
@@ -156,11 +157,43 @@ class InfoReader:
     def _one_by_one(
         self, numbers: Sequence[int], env_ids: Sequence[int], by_message: Mapping[int, Any]
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for position, (number, env_id) in enumerate(zip(numbers, env_ids, strict=True)):
-            if number:
-                found = self._add_info(found, self._one(number, env_id, by_message), position, len(numbers))
+        placed = [
+            (position, self._one(number, env_id, by_message))
+            for position, (number, env_id) in enumerate(zip(numbers, env_ids, strict=True))
+            if number
+        ]
+        return _joined(placed, len(numbers), self._add_info)
+
+
+def _joined(placed: Sequence[tuple[int, Any]], n: int, add_info: Callable[[Any, Any, int, int], Any]) -> dict[str, Any]:
+    """Join infos as Gymnasium does. Values that Gymnasium refuses are put into an array of objects.
+
+    Args:
+        placed: Infos, each with its position.
+        n: Number of positions.
+        add_info: Gymnasium's function ``(infos, info, i, n) -> infos``.
+    """
+    found: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        for position, info in placed:
+            found = add_info(found, info, position, n)
         return found
+    # Gymnasium refuses timedeltas with a unit, large integers, and values of one key that do not fit into one array.
+    keys = dict.fromkeys(key for _, info in placed for key in info)
+    found = {}
+    for key in keys:
+        mine = [(position, info[key]) for position, info in placed if key in info]
+        if len(keys) > 1:
+            found |= _joined([(position, {key: value}) for position, value in mine], n, add_info)
+            continue
+        if all(isinstance(value, dict) for _, value in mine):
+            found[key] = _joined(mine, n, add_info)
+        else:
+            found[key] = np.full(n, None, object)
+            for position, value in mine:
+                found[key][position] = value
+        found[f"_{key}"] = np.isin(np.arange(n), [position for position, _ in mine])
+    return found
 
 
 class _Value:

@@ -15,6 +15,7 @@ from gymnasium.spaces import GraphInstance
 from parenv.errors import NotDataError
 from parenv.protocol.data import MAX_DEPTH, is_data
 
+_MICROSECOND = datetime.timedelta(microseconds=1)
 _WITHOUT_NUMPY = ("bfloat16", "float8")
 """Beginnings of the names of float dtypes that numpy does not have. float32 can represent all of their values."""
 
@@ -58,13 +59,20 @@ def _plain(value: Any, where: str, depth: int, left_out: dict[str, str] | None) 
             # An instance of a subclass, such as an IntEnum, becomes a number or text of the base class.
             if isinstance(value, bool | np.generic):
                 return value
-            return next(base(value) for base in (int, float, str) if isinstance(value, base))
+            value = next(base(value) for base in (int, float, str) if isinstance(value, base))
+            if is_data(value):
+                return value
+            raise NotDataError(f"{where} is an integer of too many digits")
         case complex():
             return np.complex128(value)
         case datetime.date() | datetime.time():
             return value.isoformat()
         case datetime.timedelta():
-            return np.timedelta64(value)
+            # A Timedelta of pandas has nanoseconds.
+            if hasattr(value, "to_timedelta64"):
+                return value.to_timedelta64()
+            # numpy converts a timedelta of more than 292,000 years to another one without an error.
+            return np.timedelta64(value // _MICROSECOND, "us")
         case PurePath():
             return str(value)
         case Enum():
@@ -73,7 +81,11 @@ def _plain(value: Any, where: str, depth: int, left_out: dict[str, str] | None) 
         return value
     if hasattr(type(value), "__array__") and (array := _array(value)) is not None:
         return array
-    raise NotDataError(f"{where} is a {type(value).__module__}.{type(value).__qualname__}")
+    raise NotDataError(f"{where} is a {_name(value)}")
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _array(value: Any) -> Any:
@@ -95,10 +107,11 @@ def _plain_dict(value: Any, where: str, depth: int, left_out: dict[str, str] | N
         place = f"{where}[{key!r}]"
         try:
             found[_inner(key, f"a key of {where}", depth)] = _inner(item, place, depth, left_out)
-        except NotDataError as error:
+        except Exception as error:
             if left_out is None:
                 raise
-            left_out[place] = str(error)
+            raised = f"{place} is a {_name(item)} whose conversion raised {type(error).__name__}: {error}"
+            left_out[place] = str(error) if isinstance(error, NotDataError) else raised
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
+import enum
 import functools
 import inspect
 import multiprocessing
@@ -524,6 +526,75 @@ INFOS: dict[str, Callable[[int, int], Any]] = {
 @pytest.mark.parametrize(("name", "mode"), one_in(2, INFOS, AutoresetMode))
 def test_infos_of_every_kind_equal_those_of_sync_vector_env(name: str, mode: AutoresetMode) -> None:
     assert_as_sync(talkers(says=INFOS[name]), mode, num_workers=(1, 2, 0)[list(AutoresetMode).index(mode)])
+
+
+class Minutes(enum.Enum):
+    """Enum with a value that is not a number."""
+
+    ONE = datetime.timedelta(minutes=1)
+
+
+def in_us(microseconds: int) -> Any:
+    return np.timedelta64(microseconds, "us")
+
+
+REFUSED: dict[str, tuple[Callable[[int], Any], Any]] = {
+    "timedelta": (lambda env_id: datetime.timedelta(seconds=env_id), [in_us(10**6 * i) for i in range(N)]),
+    "timedelta of numpy": (lambda env_id: np.timedelta64(env_id, "s"), [np.timedelta64(i, "s") for i in range(N)]),
+    "timedelta of some": (lambda env_id: None if env_id == 1 else np.timedelta64(1, "ms"), [in_us(1000), None] * 2),
+    "timedelta in an enum": (lambda env_id: Minutes.ONE, [in_us(60_000_000)] * N),
+    "timedelta and number": (lambda env_id: 2 if env_id else datetime.timedelta(1), [in_us(86400 * 10**6), 2, 2]),
+    "huge integers": (lambda env_id: 1 << 80, [1 << 80] * N),
+    "numbers and text": (lambda env_id: "many" if env_id == 1 else env_id, [0, "many", 2]),
+    "arrays of two shapes": (lambda env_id: np.arange(env_id + 1), [[0], [0, 1], [0, 1, 2]]),
+    "dicts and numbers": (lambda env_id: {"a": 1} if env_id == 1 else env_id, [0, {"a": 1}, 2]),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_gymnasium_refuses_arrive_as_objects(name: str, num_workers: int, recwarn: Any) -> None:
+    says, expected = REFUSED[name]
+    if name == "timedelta in an enum" and not num_workers:
+        expected = [Minutes.ONE] * N
+
+    def nested(env_id: int, step: int) -> Any:
+        return {"x": says(env_id), "deep": {"x": says(env_id), "y": step}, "step": step}
+
+    with parallel(talkers(says=nested), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        for step in (1, 2):
+            infos = envs.step(np.zeros(N, np.int64))[4]
+            for found in (infos, infos["deep"]):
+                values = [value.tolist() if isinstance(value, np.ndarray) else value for value in found["x"]]
+                assert values == expected[:N]
+                assert found["x"].dtype == object
+                assert found["_x"].all()
+            assert infos["deep"]["y"].tolist() == infos["step"].tolist() == [step] * N
+            assert infos["deep"]["y"].dtype == infos["step"].dtype == np.int64
+    assert not recwarn.list
+
+
+class Broken(UserDict[str, int]):
+    """Mapping that cannot be read."""
+
+    def items(self) -> Any:
+        raise RuntimeError("no key")
+
+
+def test_a_value_whose_conversion_raises_is_left_out_with_a_warning() -> None:
+    values = {"time": datetime.timedelta.max, "dict": Broken(), "digits": 10**5000, "good": 1}
+    with parallel(talkers(says=lambda env_id, step: values), num_workers=1) as envs:
+        with pytest.warns(UserWarning, match="infos") as warned:
+            infos = envs.reset(seed=0)[1]
+        assert envs.step(np.zeros(N, np.int64))[4]["good"].tolist() == [1] * N
+    assert infos["good"].tolist() == [1] * N
+    assert not infos.keys() & {"time", "dict", "digits"}
+    assert sorted(str(one.message).partition(" (env_id 0), which")[0] for one in warned) == [
+        "infos['dict'] is a test_vector_contract.Broken whose conversion raised RuntimeError: no key",
+        "infos['digits'] is an integer of too many digits",
+        "infos['time'] is a datetime.timedelta whose conversion raised OverflowError: int too big to convert",
+    ]
 
 
 def thing(env_id: int, step: int) -> Any:

@@ -61,6 +61,13 @@ class UnconvertibleArrayLike(ArrayLike):
         raise TypeError("this has no values")
 
 
+class Nanoseconds(datetime.timedelta):
+    """Timedelta as in pandas."""
+
+    def to_timedelta64(self) -> Any:
+        return np.timedelta64(5, "ns")
+
+
 Point = namedtuple("Point", "x y")
 PLAIN: dict[str, tuple[Any, Any]] = {
     "enum": (Colour.RED, ("r", 1)),
@@ -79,6 +86,7 @@ PLAIN: dict[str, tuple[Any, Any]] = {
     "datetime": (datetime.datetime(2026, 1, 2, 3, 4), "2026-01-02T03:04:00"),
     "date": (datetime.date(2026, 1, 2), "2026-01-02"),
     "timedelta": (datetime.timedelta(seconds=2), np.timedelta64(2_000_000, "us")),
+    "timedelta with nanoseconds": (Nanoseconds(), np.timedelta64(5, "ns")),
     "complex": (2 + 1j, np.complex128(2 + 1j)),
     "tensor": (torch.arange(3), np.arange(3)),
     "tensor with gradients": (torch.ones(2, requires_grad=True) * 2, np.full(2, 2, np.float32)),
