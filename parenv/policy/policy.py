@@ -266,11 +266,21 @@ def parameters_of(function: Callable[..., Any], given: int, needed: bool = False
     >>> sorted(parameters_of(lambda observations, action_mask=None: ..., 1))
     ['action_mask']
     """
+    kinds = inspect.Parameter
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return frozenset()
-    kinds = inspect.Parameter
+        if not hasattr(function, "schema"):
+            return frozenset()
+        # A method of a TorchScript module that was saved and loaded has only a schema, whose first argument is self.
+        parameters = [
+            kinds(
+                one.name,
+                kinds.POSITIONAL_OR_KEYWORD,
+                default=one.default_value if one.has_default_value() else kinds.empty,
+            )
+            for one in function.schema.arguments[1:]
+        ]
     by_position = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     left = [p for p in parameters if p not in by_position[:given] and not (needed and p.default is not p.empty)]
     return frozenset(p.name for p in left if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY))

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from parenv.process.script_names import MentionedNames
+from parenv.process.torch_modules import reduced
 
 
 def dumps(value: Any) -> bytes:
@@ -59,13 +60,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._names = names
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle functions and classes as cloudpickle does, note names of the script, and refuse the ends of pipes."""
+        """Pickle as cloudpickle does, except for modules of torch; note names of the script, and refuse ends of pipes."""
         if type(obj).__module__ == "multiprocessing.connection":
             # It could be pickled as a number, which would be another descriptor in the worker.
             raise TypeError(f"{type(obj).__name__} objects should only be shared between processes through inheritance")
-        reduced = super().reducer_override(obj)
-        self._names.note(obj, reduced)
-        return reduced
+        reduction = reduced(obj)
+        if reduction is NotImplemented:
+            reduction = super().reducer_override(obj)
+            self._names.note(obj, reduction)
+        return reduction
 
 
 _SHARED_BY_INHERITANCE = {f"multiprocessing.{name}" for name in ("connection", "queues", "sharedctypes", "synchronize")}
