@@ -47,3 +47,15 @@ class Chooser(torch.nn.Module):
 
 def layer() -> torch.nn.Linear:
     return torch.nn.Linear(4, 2)
+
+
+class Wrapped(torch.nn.Module):
+    """Module that names its tensors as ``torch.compile`` does, which takes seconds to import."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        actions: torch.Tensor = self._orig_mod(observations)
+        return actions

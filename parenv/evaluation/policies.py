@@ -11,6 +11,7 @@ from parenv.errors import ConfigurationError
 from parenv.exporting.onnx_policy import OnnxPolicy
 from parenv.policy.policy import as_policy, is_module
 from parenv.policy.snapshots import module_of
+from parenv.protocol.tensors import plain_name
 from parenv.records.checkpoint import load_checkpoint
 
 
@@ -70,7 +71,8 @@ def _load_weights(policy: Any, path: Path) -> None:
     weights = found.get("weights") if isinstance(found, Mapping) else None
     if not isinstance(weights, Mapping):
         raise ConfigurationError(f"checkpoint={str(path)!r} has no weights. Pass a file that SaveBest has written.")
+    names = {plain_name(name): name for name in module.state_dict()}  # Only one of both may be compiled.
     try:
-        module.load_state_dict(dict(weights))
+        module.load_state_dict({names.get(plain_name(name), name): value for name, value in weights.items()})
     except RuntimeError as error:
         raise ConfigurationError(f"checkpoint={str(path)!r} does not fit the policy: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
+from parenv.protocol.tensors import plain_name
 
 
 @dataclass(frozen=True)
@@ -157,4 +158,4 @@ def _trainable(policy: Any) -> dict[str, Any]:
         return {f"{of}.{name}": parameter for of, one in policy.items() for name, parameter in _trainable(one).items()}
     module = policy if hasattr(policy, "named_parameters") else getattr(policy, "module", None)
     named = () if module is None else module.named_parameters()
-    return {name: parameter for name, parameter in named if parameter.requires_grad}
+    return {plain_name(name): parameter for name, parameter in named if parameter.requires_grad}

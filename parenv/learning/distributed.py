@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from parenv.errors import ConfigurationError
+from parenv.protocol.tensors import plain_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,7 +72,7 @@ def _check_same_on_all_ranks(module: nn.Module, group: ProcessGroup | None) -> N
     import torch
     import torch.distributed as dist
 
-    names = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in module.named_parameters()]
+    names = [f"{plain_name(name)} {tuple(p.shape)} {p.dtype}" for name, p in module.named_parameters()]
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     mine = torch.tensor(list(hashlib.sha256("\n".join(names).encode()).digest()), dtype=torch.uint8, device=device)
     digests = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]

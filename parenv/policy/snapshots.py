@@ -16,6 +16,7 @@ import numpy as np
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import aligned
 from parenv.policy.policy import is_module
+from parenv.protocol.tensors import plain_name
 
 ONE_THREAD_BYTES = 8 << 20
 """Size up to which one thread copies a version. The threads of torch wait for one another, which takes milliseconds if
@@ -47,8 +48,20 @@ def modules_of(policies: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensors_of(module: Any) -> dict[str, Any]:
-    """Return all parameters and buffers of a module by name, each once."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    """Return all parameters and buffers of a module, each once, by the name that it has if nothing is compiled.
+
+    Raises:
+        ConfigurationError: A lazy module has not been called.
+    """
+    from torch.nn.parameter import UninitializedTensorMixin
+
+    tensors = {plain_name(name): tensor for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    if lazy := next((name for name, tensor in tensors.items() if isinstance(tensor, UninitializedTensorMixin)), None):
+        raise ConfigurationError(
+            f"the tensor {lazy!r} of the policy must have a shape, but its lazy module has not been called. Call the "
+            "module once with a batch of observations before you pass it."
+        )
+    return tensors
 
 
 def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
@@ -132,8 +145,9 @@ class WeightsWriter:
         self._blocks = [memoryview(memory)[offset + i * nbytes : offset + (i + 1) * nbytes] for i in range(places)]
         self._names = [t.name for t in self._layout]
         state = module.state_dict(keep_vars=True)
-        self._not_persistent = set(self._names) - set(state)
-        self._tied = set(state) - set(self._names)
+        plain = set(map(plain_name, state))
+        self._not_persistent = set(self._names) - plain
+        self._tied = plain - set(self._names)
         names = {id(tensor): name for name, tensor in tensors_of(module).items()}
         self._names_in_state_dict = {key: names[id(value)] for key, value in state.items() if id(value) in names}
         self._places = [_views(_flat(memory, offset + i * nbytes, nbytes), self._layout) for i in range(places)]
@@ -157,7 +171,8 @@ class WeightsWriter:
         import torch
 
         views = self._places[place]
-        tensors = self._checked(tensors_of(source) if is_module(source) else dict(source), views, source)
+        given = tensors_of(source) if is_module(source) else {plain_name(name): value for name, value in source.items()}
+        tensors = self._checked(given, views, source)
         if previous is not None:
             tensors = [old if new is None else new for new, old in zip(tensors, self._places[previous], strict=True)]
         if views:
@@ -233,6 +248,6 @@ class SharedWeights:
     def load(self, place: int) -> None:
         """Use the version at a place, which must stay there."""
         flat = _flat(self._memory, self._offset + place * self._nbytes, self._nbytes)
-        parameters = dict(self._module.named_parameters())
+        parameters = {plain_name(name) for name, _ in self._module.named_parameters()}
         for (name, tensor), view in zip(tensors_of(self._module).items(), _views(flat, self._layout), strict=True):
             tensor.data = view.to(self._device) if name in parameters else view.to(self._device, copy=True)

@@ -1,4 +1,4 @@
-"""Conversion of tensors to plain data and back. They become bytes, so all dtypes are supported."""
+"""Names of tensors, and their conversion to plain data and back. They become bytes, so all dtypes are supported."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from typing import Any
 from parenv.errors import ProtocolError
 
 _TENSOR = "torch.Tensor"
+
+
+def plain_name(name: str) -> str:
+    """Return the name that a parameter or buffer has if its module is not compiled.
+
+    >>> plain_name("_orig_mod.actor._orig_mod.weight")
+    'actor.weight'
+    """
+    return name.replace("_orig_mod.", "")  # torch.compile() puts the module into another one, under this name.
 
 
 def without_tensors(value: Any, where: str, other: Callable[[Any, str], Any] = lambda value, where: value) -> Any:

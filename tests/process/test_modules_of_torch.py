@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nets import Chooser, layer
+from nets import Chooser, Wrapped, layer
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 from parenv import AsyncWorkerPool
@@ -52,3 +52,30 @@ def test_a_module_that_torch_does_not_pickle_acts_and_is_published(kind: str, nu
         second = next(rollouts)
         check_acting(module, second)
     assert 0 < np.mean(first.actions) + np.mean(second.actions) < 2
+
+
+@pytest.mark.more
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("of_pool", [True, False], ids=["compiled pool", "plain pool"])
+def test_a_module_can_be_published_whether_it_is_compiled_or_not(of_pool: bool, num_workers: int) -> None:
+    pair = [Chooser(layer()), torch.compile(Chooser(layer()), backend="eager")]
+    with cart_poles(pair[of_pool], num_workers) as pool:
+        check_acting(pair[of_pool], next(pool.rollouts()))
+        pool.publish(pair[not of_pool])
+        check_acting(pair[not of_pool], next(pool.rollouts()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_gradients_of_a_compiled_policy_fit_the_plain_module(num_workers: int) -> None:
+    plain = Chooser(layer())
+    options: dict[str, Any] = {"parallelism": "gradient", "loss_fn": squares}
+    with cart_poles(Wrapped(plain), num_workers, **options) as pool:
+        gradient = next(pool.gradients())
+        gradient.assign_to(plain)
+        pool.publish(plain)
+    assert all(parameter.grad is not None for parameter in plain.parameters())
+
+
+def squares(policy: Any, rollout: Any) -> Any:
+    return sum(parameter.square().sum() for parameter in policy.parameters())

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import Wrapped
 from scipy import stats
 from scripts import printed_by
 
-from parenv import ConfigurationError, EvaluatedEpisode, EvaluationReport, ParenvError
+from parenv import ConfigurationError, EvaluatedEpisode, EvaluationReport, ParenvError, save_checkpoint
 from parenv.envs.seeding import task_episode_seed
 from parenv.evaluation.identity import identity_of
+from parenv.evaluation.policies import loaded
 from parenv.evaluation.progress import ProgressLine
 from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
 from parenv.evaluation.results import ResultsFile, read
@@ -307,3 +309,15 @@ print(identity_of([make, lambda: make(), functools.partial(gym.make, "CartPole-v
 def test_digests_are_equal_in_every_process() -> None:
     shown = {printed_by(SHOW, str(Path(__file__).parents[1])) for _ in range(2)}
     assert len(shown) == 1
+
+
+@pytest.mark.parametrize("of_file", [False, True], ids=["plain file", "compiled file"])
+@pytest.mark.parametrize("of_policy", [False, True], ids=["plain policy", "compiled policy"])
+def test_a_checkpoint_fits_a_policy_of_which_only_one_is_compiled(
+    tmp_path: Path, of_file: bool, of_policy: bool
+) -> None:
+    trained, policy = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+    saved = Wrapped(trained) if of_file else trained
+    save_checkpoint(tmp_path / "best.ckpt", {"weights": dict(saved.state_dict())})
+    loaded(Wrapped(policy) if of_policy else policy, tmp_path / "best.ckpt")
+    assert torch.equal(policy.weight, trained.weight)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import Wrapped
 from torch import nn
 
 from parenv.errors import ConfigurationError
+from parenv.experience.gradient import GradientLayout
 from parenv.policy import snapshots
 from parenv.policy.policy import TorchPolicy
 from parenv.policy.snapshots import WeightsReader, WeightsWriter, flat_layout, module_of
@@ -227,3 +229,43 @@ def test_large_and_small_tensors_are_copied_in_one_thread_or_several(
         memory[:] = bytes(len(memory))
         writer.write(source, 0, None)
         assert all(torch.equal(value, module.state_dict()[name]) for name, value in writer.state_dict(0).items())
+
+
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether two modules have the same tensors, whatever their names are."""
+    return all(map(torch.equal, one.parameters(), other.parameters()))
+
+
+PAIR = {
+    "plain": lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)),
+    "compiled": lambda: Wrapped(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))),
+    "a compiled child": lambda: nn.Sequential(nn.Linear(4, 3), Wrapped(nn.Linear(3, 2))),
+}
+
+
+@pytest.mark.parametrize("of_pool", PAIR)
+@pytest.mark.parametrize("published", PAIR)
+@pytest.mark.parametrize("as_state", [False, True], ids=["module", "state dict"])
+def test_a_compiled_module_and_a_plain_one_can_replace_each_other(of_pool: str, published: str, as_state: bool) -> None:
+    first, module, worker = PAIR[of_pool](), PAIR[published](), PAIR[of_pool]()
+    memory = bytearray(flat_layout(first)[1])
+    writer = WeightsWriter(first, memory, 0, 1)
+    writer.write(module.state_dict() if as_state else module, 0, None)
+    WeightsReader(worker, memory, 0, "cpu").load(0)
+    assert equal(worker, module)
+    first.load_state_dict(writer.state_dict(0))
+    assert equal(first, module)
+    assert GradientLayout.of(first).names == GradientLayout.of(module).names
+    assert len(GradientLayout.of(first).parameters(module, "the module")) == 4
+
+
+def test_a_lazy_module_without_shapes_is_refused_with_the_way_out() -> None:
+    module = nn.Sequential(nn.LazyLinear(2))
+    with pytest.raises(ConfigurationError) as caught:
+        flat_layout(module)
+    assert str(caught.value) == (
+        "the tensor '0.weight' of the policy must have a shape, but its lazy module has not been called. Call the "
+        "module once with a batch of observations before you pass it."
+    )
+    module(torch.zeros(1, 4))
+    assert flat_layout(module)[0][0].shape == (2, 4)
