@@ -40,7 +40,7 @@ from parenv.experience.rollout import Rollout
 from parenv.experience.transitions import Transitions
 from parenv.experience.whole_episodes import Episode
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, RestartPolicy, Stop, WorkerOptions
-from parenv.policy.policy import Action, Policy, TorchPolicy
+from parenv.policy.policy import Action, Policy, PolicyFactory, TorchPolicy
 from parenv.pool.evaluation import PendingEvaluation
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
@@ -105,6 +105,7 @@ __all__ = [
     "ParenvError",
     "PendingEvaluation",
     "Policy",
+    "PolicyFactory",
     "PolicyLagError",
     "PolicyOutputError",
     "PoolBusyError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -59,3 +60,11 @@ class Wrapped(torch.nn.Module):
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
         actions: torch.Tensor = self._orig_mod(observations)
         return actions
+
+
+class Locked(Chooser):
+    """Module that can neither be pickled nor copied."""
+
+    def __init__(self) -> None:
+        super().__init__(layer())
+        self.lock = threading.Lock()

@@ -19,8 +19,10 @@ from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
 from parenv.evaluation.results import EvaluatedEpisode
 from parenv.libraries import require
 from parenv.options import WorkerOptions
+from parenv.policy.assignment import UNNAMED
 from parenv.policy.devices import check_devices
-from parenv.policy.policy import as_policy
+from parenv.policy.made_policies import MadePolicies, made
+from parenv.policy.policy import PolicyFactory, as_policy
 from parenv.process.cores import recommended_num_workers
 from parenv.supervision.partition import leave_to_pools, split
 from parenv.worker.job import EpisodeJob
@@ -62,7 +64,7 @@ class EvaluationPlan:
 
     Args:
         job: Job of the workers.
-        policy: Policy.
+        policies: The policy, with the name :data:`~parenv.policy.assignment.UNNAMED`.
         inline: Whether the only worker runs in this process.
         device: Device on which this process acts, if the workers do not.
         episodes: Number of episodes of each task.
@@ -75,7 +77,7 @@ class EvaluationPlan:
     """
 
     job: EpisodeJob
-    policy: Any
+    policies: MadePolicies
     inline: bool
     device: str
     episodes: int
@@ -136,7 +138,8 @@ def make_plan(given: EvaluationArguments) -> EvaluationPlan:
         if given.out is None:
             raise ConfigurationError(f"videos={videos} needs out=, because the videos are stored beside that file.")
     is_callable("options", given.options)
-    policy, content = loaded(given.policy, given.checkpoint)
+    policy, content = loaded(made(given.policy), given.checkpoint)
+    policies = MadePolicies({UNNAMED: policy}, _factory_of(given.policy))
     factories = _factories(tasks)
     infos = _names("infos", given.infos)
     success = given.success if callable(given.success) else _names("success", given.success)
@@ -152,8 +155,8 @@ def make_plan(given: EvaluationArguments) -> EvaluationPlan:
     }
     asked = infos if callable(success) else tuple(dict.fromkeys((*infos, *success)))
     return EvaluationPlan(
-        job=_job(given, policy, tuple(tasks), factories, asked, episodes),
-        policy=policy,
+        job=_job(given, policies, tuple(tasks), factories, asked, episodes),
+        policies=policies,
         inline=given.num_workers == 0,
         device=options_of("workers", given.workers, WorkerOptions).devices[0],
         episodes=episodes,
@@ -168,7 +171,7 @@ def make_plan(given: EvaluationArguments) -> EvaluationPlan:
 
 def _job(
     given: EvaluationArguments,
-    policy: Any,
+    policies: MadePolicies,
     tasks: tuple[str, ...],
     factories: Factories,
     infos: tuple[str, ...],
@@ -185,14 +188,18 @@ def _job(
         options=replace(options, step_workers=None, device="cpu") if is_central else options,
         shares=_shares(given, options.step_workers, len(tasks) * episodes),
         seed=given.seed,
-        policy=None if is_central else policy,
+        policies=None if is_central else policies,
         tasks=tasks,
         deterministic=bool(given.deterministic),
         max_episode_steps=given.max_episode_steps,
         infos=infos,
-        infos_of_policy=tuple(sorted(as_policy(policy).infos_taken())),
+        infos_of_policy=tuple(sorted(as_policy(policies[UNNAMED]).infos_taken())),
         acts=not is_central,
     )
+
+
+def _factory_of(policy: Any) -> dict[str, PolicyFactory]:
+    return {UNNAMED: policy} if isinstance(policy, PolicyFactory) else {}
 
 
 def _shares(given: EvaluationArguments, step_workers: int | None, count: int) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
@@ -14,6 +13,8 @@ from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
 from parenv.evaluation.results import EvaluatedEpisode
 from parenv.evaluation.session import EvaluationSession, Place
 from parenv.memory.spaces import rebuild
+from parenv.policy.assignment import UNNAMED
+from parenv.policy.copies import copied
 from parenv.protocol.messages import Failure
 from parenv.worker.episode_envs import EpisodeRow
 from parenv.worker.policy_batches import PolicyBatch, PolicyBatches
@@ -30,11 +31,12 @@ class CentralSession(EvaluationSession):
     """
 
     def __init__(self, plan: EvaluationPlan) -> None:
+        # A copy, because acting moves a module to its device. Nothing has started yet if there is none.
+        policy = copied(plan.policies)[UNNAMED]
         super().__init__(plan)
         job, num_rows = plan.job, sum(plan.job.shares)
         fit = Fit.of(job.options, self._supervisor.workers.warn)
-        # A copy, because acting moves a module to its device.
-        self._batches = PolicyBatches(copy.deepcopy(plan.policy), plan.device, job.deterministic, num_rows, fit)
+        self._batches = PolicyBatches(policy, plan.device, job.deterministic, num_rows, fit)
         self._closing.callback(self._batches.close)
         self._rows = {place: EpisodeRow(self._batch_row(place)) for place in self._free}
         self._batch_of: dict[Place, PolicyBatch] = {}

@@ -14,6 +14,7 @@ from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
 from parenv.evaluation.results import EvaluatedEpisode
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import header_bytes
+from parenv.policy.assignment import UNNAMED
 from parenv.protocol.messages import Failure
 from parenv.supervision.calls import start_workers
 from parenv.supervision.failures import ended_by, from_failure
@@ -69,7 +70,8 @@ class EvaluationSession:
         with contextlib.ExitStack() as stack:
             memory = SharedMemory(header_bytes(len(job.shares)))
             stack.callback(memory.close)
-            named = {"policy": job.policy, "tasks": job.factories}
+            policies = {} if job.policies is None else job.policies.sources
+            named = {"policy": policies.get(UNNAMED), "tasks": job.factories}
             self._supervisor = start_workers(stack, job, named, memory, inline=plan.inline, tell=self._note)
             self._closing = stack.pop_all()
         self._free = {Place(worker, row) for worker, share in enumerate(job.shares) for row in range(share)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from parenv.exporting.onnx_policy import names_of
 from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import Leaf, flatten, leaves, stacked, unflatten
 from parenv.memory.trees import as_array, leaves_in
+from parenv.policy.copies import copied
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy, apply_settings, as_policy, infos_needed
 from parenv.policy.snapshots import module_of
@@ -118,7 +118,7 @@ def _policy(given: Any) -> Policy:
             "export needs a policy with a torch module (an nn.Module, a TorchPolicy, or a Policy with the attribute "
             f"module), got {given!r}"
         )
-    policy = copy.deepcopy(as_policy(given))
+    policy: Policy = copied(as_policy(given))
     if not policy.takes_tensors:
         raise ConfigurationError(
             f"{type(policy).__name__}.act computes with numpy arrays, which cannot be exported. Set takes_tensors = "

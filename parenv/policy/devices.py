@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
 from parenv.errors import ConfigurationError
+from parenv.policy.copies import copied
 from parenv.policy.snapshots import module_of, tensors_of
 
 
@@ -60,9 +60,9 @@ def on_device(policy: Any, device: str) -> Any:
     """Return the policy itself if its module is on this device, or else a copy on this device."""
     if set(_devices(policy)) <= {device}:
         return policy
-    copied = copy.deepcopy(policy)
-    module_of(copied).to(device)
-    return copied
+    another = copied(policy)
+    module_of(another).to(device)
+    return another
 
 
 def _devices(policy: Any) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from parenv.errors import ConfigurationError, PolicyOutputError
@@ -217,8 +218,53 @@ class TorchPolicy(Policy):
         return function(batch) if function is not None else None
 
 
-PolicyLike: TypeAlias = Policy | Callable[..., Any]
-"""Policy argument of a pool: a :class:`Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``."""
+@dataclass(frozen=True)
+class PolicyFactory:
+    """Policy that each worker makes itself, for policies that cannot be pickled.
+
+    Pass it instead of the policy to :class:`~parenv.AsyncWorkerPool`, as a named policy too, or to
+    :func:`~parenv.evaluate`. This process and each worker call ``make``. Workers then get the parameters and buffers of
+    the module that this process has made, and later the published ones. Everything else of the policy must be the same
+    after each call of ``make``.
+
+    Args:
+        make: Function without arguments that returns a new :class:`Policy`, ``torch.nn.Module``, or callable
+            ``observations -> actions``. Its module must be on the CPU. The function must be picklable, but its result
+            need not be.
+
+    >>> import threading
+    >>> import torch
+    >>> from parenv import AsyncWorkerPool
+    >>> class Agent(torch.nn.Linear):
+    ...     def __init__(self):
+    ...         super().__init__(4, 2)
+    ...         self.lock = threading.Lock()  # It cannot be pickled.
+    ...     def forward(self, observations):
+    ...         return super().forward(observations).argmax(-1)
+    >>> agent = Agent()
+    >>> with AsyncWorkerPool("CartPole-v1", PolicyFactory(Agent), num_workers=1, rollout_length=4) as pool:
+    ...     version = pool.publish(agent)
+    ...     rollout = next(pool.rollouts())
+    >>> rollout.actions.shape
+    (4, 1)
+    """
+
+    make: Callable[[], Policy | Callable[..., Any]]
+
+    def __post_init__(self) -> None:
+        if is_module(self.make) or isinstance(self.make, Policy) or not callable(self.make):
+            raise ConfigurationError(
+                f"PolicyFactory.make must be a function that returns a new policy, got {self.make!r}. Pass "
+                "PolicyFactory(make), where make() returns it."
+            )
+
+    def __deepcopy__(self, memo: Any) -> PolicyFactory:
+        return self  # Each call makes a new policy, so a copy of policies needs no copy of the function.
+
+
+PolicyLike: TypeAlias = Policy | Callable[..., Any] | PolicyFactory
+"""Policy argument of a pool: a :class:`Policy`, a ``torch.nn.Module``, a callable ``observations -> actions``, or a
+:class:`PolicyFactory` of one of these."""
 
 
 def as_policy(policy: Any) -> Policy:
@@ -233,10 +279,13 @@ def as_policy(policy: Any) -> Policy:
         return TorchPolicy(policy, "forward", ("actions",))
     if callable(policy):
         return FunctionPolicy(policy)
-    predicts = ". Pass lambda observations: model.predict(observations)[0]"
+    hint = ""
+    if hasattr(policy, "predict"):
+        hint = ". Pass lambda observations: model.predict(observations)[0]"
+    elif isinstance(policy, PolicyFactory):
+        hint = ". Pass the policy itself"
     raise ConfigurationError(
-        f"policy must be a Policy, a torch.nn.Module or a callable observations -> actions, got {policy!r}"
-        f"{predicts if hasattr(policy, 'predict') else ''}"
+        f"policy must be a Policy, a torch.nn.Module or a callable observations -> actions, got {policy!r}{hint}"
     )
 
 

@@ -53,10 +53,10 @@ def tensors_of(module: Any) -> dict[str, Any]:
     Raises:
         ConfigurationError: A lazy module has not been called.
     """
-    from torch.nn.parameter import UninitializedTensorMixin
+    from torch.nn.parameter import is_lazy
 
     tensors = {plain_name(name): tensor for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-    if lazy := next((name for name, tensor in tensors.items() if isinstance(tensor, UninitializedTensorMixin)), None):
+    if lazy := next((name for name, tensor in tensors.items() if is_lazy(tensor)), None):
         raise ConfigurationError(
             f"the tensor {lazy!r} of the policy must have a shape, but its lazy module has not been called. Call the "
             "module once with a batch of observations before you pass it."

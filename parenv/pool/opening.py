@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-import cloudpickle
 
 from parenv.envs.factories import Spaces
 from parenv.memory.maps import VersionMap
 from parenv.memory.round_signals import RoundSignals
 from parenv.placement.base import Launch, Placement
 from parenv.placement.local import LocalPlacement
+from parenv.policy.assignment import UNNAMED
+from parenv.policy.copies import copied_for_worker
 from parenv.policy.snapshots import modules_of
 from parenv.pool.arrival import arrivals
 from parenv.pool.dispatch import Dispatch, Rounds
@@ -27,7 +26,6 @@ from parenv.pool.prefetch_choice import FIRST
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Synchronization, Versions
-from parenv.process.user_code import dumps
 from parenv.protocol.messages import Layout
 from parenv.supervision.failures import failure_of_worker
 from parenv.supervision.launch import inline_placement, local_launch, worker_placement
@@ -117,7 +115,7 @@ def _launch_for(plan: Plan) -> Callable[[int], Launch]:
     job = plan.job
     named = {
         "env_fn": job.factories,
-        "policy": job.policy,
+        "policy": job.policies.sources if job.is_named else job.policies.sources[UNNAMED],
         "postprocess": job.postprocess,
         "loss_fn": job.gradient and job.gradient.loss_fn,
     }
@@ -133,12 +131,4 @@ def _placement_for(plan: Plan, weights: VersionMap) -> Placement:
     """
     if not plan.inline:
         return worker_placement(plan.placement, weights, plan.job.options)
-    return inline_placement(lambda: replace(plan.job, policies=_another(plan.job.policies)))
-
-
-def _another(policy: Any) -> Any:
-    """Return a copy that shares no state. If one cannot be pickled, as for a process, all are copied deeply."""
-    try:
-        return cloudpickle.loads(dumps(policy))
-    except Exception:
-        return copy.deepcopy(policy)
+    return inline_placement(lambda: replace(plan.job, policies=copied_for_worker(plan.job.policies)))

@@ -49,9 +49,10 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     Args:
         env_fn: Factory of a sub-environment: a callable, an env id, or a sequence with a factory for each
             sub-environment. A callable may also return a ``VectorEnv`` per worker.
-        policy: :class:`~parenv.Policy`, ``torch.nn.Module``, or callable ``observations -> actions``. Workers act with
-            copies. A dict of policies by name is for multi-agent environments, such as those of PettingZoo. Every
-            rollout is then a mapping from each policy to the rows of its agents.
+        policy: :class:`~parenv.Policy`, ``torch.nn.Module``, callable ``observations -> actions``, or
+            :class:`~parenv.PolicyFactory` of one of these. Workers act with copies. A dict of policies by name is for
+            multi-agent environments, such as those of PettingZoo. Every rollout is then a mapping from each policy to
+            the rows of its agents.
         policy_of: Function ``(agent, episode) -> name`` that returns the policy of an agent. A worker calls it at the
             beginning of an episode for each possible agent. ``episode`` has ``env_id``, ``number``, ``generator`` (a
             seeded generator of numpy) and ``settings`` (published settings by policy).

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -28,8 +27,10 @@ from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.policy.assignment import UNNAMED, PolicyOf
 from parenv.policy.capabilities import refuse
+from parenv.policy.copies import copied
 from parenv.policy.devices import check_devices, on_device
-from parenv.policy.policy import PolicyLike, as_policy, infos_needed
+from parenv.policy.made_policies import MadePolicies, made
+from parenv.policy.policy import PolicyFactory, PolicyLike, as_policy, infos_needed
 from parenv.policy.snapshots import flat_layout, module_of, modules_of, tensors_of
 from parenv.pool.events import Observer
 from parenv.pool.prefetch_choice import MAX_PREFETCH
@@ -467,6 +468,7 @@ def make_plan(given: PoolArguments) -> Plan:
     Raises:
         ConfigurationError: An argument is wrong, or a file or the spaces cannot be used.
     """
+    given, policy_factories = _made(given)
     check_arguments(given)
     options = options_of("workers", given.workers, WorkerOptions)
     gradient = options_of("gradient", given.gradient, GradientOptions) if given.parallelism == "gradient" else None
@@ -482,7 +484,7 @@ def make_plan(given: PoolArguments) -> Plan:
     whole_episodes = given.rollout_length == "episode"
     job = Job(
         factories=_stepped(factories, options, part),
-        policies=policies,
+        policies=MadePolicies(policies, policy_factories),
         policy_of=given.policy_of,
         places=_places(policies, in_use) + (max_frozen if given.is_named else 0),
         postprocess=given.postprocess,
@@ -515,6 +517,13 @@ def make_plan(given: PoolArguments) -> Plan:
         max_frozen=max_frozen,
         has_drawn_seed=given.seed is None,
     )
+
+
+def _made(given: PoolArguments) -> tuple[PoolArguments, dict[str, PolicyFactory]]:
+    """Return the arguments with what the factories of policies make, and the factories by name."""
+    factories = {name: one for name, one in given.policies.items() if isinstance(one, PolicyFactory)}
+    policies = {name: made(one) for name, one in given.policies.items()}
+    return replace(given, policy=policies if given.is_named else policies[UNNAMED]), factories
 
 
 def _credits(mode: Mode, prefetch: int) -> int:
@@ -578,6 +587,6 @@ def _apart(policies: Mapping[str, Any]) -> dict[str, Any]:
     for name, policy in policies.items():
         module = module_of(policy)
         mine = {id(policy), *map(id, () if module is None else tensors_of(module).values())}
-        apart[name] = copy.deepcopy(policy) if mine & seen else policy
+        apart[name] = copied(policy) if mine & seen else policy
         seen |= mine
     return apart

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, NotPicklableError
 from parenv.experience.assembly import Played
 from parenv.memory.load_requests import LoadRequests
 from parenv.placement.local import LocalPlacement
 from parenv.policy.assignment import UNNAMED, PolicyRow, PolicyTable
-from parenv.policy.policy import Policy, as_policy
+from parenv.policy.policy import Policy, PolicyFactory, as_policy
 from parenv.policy.snapshots import WeightsWriter, flat_layout, module_of
 from parenv.pool.divergence import has_moved
 from parenv.process.user_code import dumps
@@ -154,7 +154,8 @@ class Versions:
         for name, policy in by_name.items():
             self._check_name(name)
             if name not in self._weights:
-                as_policy(policy)
+                if not isinstance(policy, PolicyFactory):
+                    as_policy(policy)
             elif _source_of(policy) is None:
                 of = f" for policy {name!r}" if name else ""
                 raise ConfigurationError(
@@ -186,7 +187,7 @@ class Versions:
                 except ConfigurationError as error:
                     raise ConfigurationError(f"policy {name!r}: {error}" if name else str(error)) from error
             else:
-                snapshot = dumps((mine, policy))
+                snapshot = _snapshot(mine, policy)
             following = rows[name].number + 1
             rows[name] = replace(rows[name], number=following, place=place, snapshot=snapshot, settings=mine)
         self._take(number(), rows)
@@ -312,7 +313,7 @@ class Versions:
             if policy is not None and name in self._weights:
                 self._weights[name].write(policy, 0, 0)
                 policy = None
-            snapshot = dumps((dict(mine), policy)) if mine or policy is not None else b""
+            snapshot = _snapshot(dict(mine), policy) if mine or policy is not None else b""
             rows[name] = PolicyRow(index, name, version, 0, snapshot, dict(mine))
         self._kept, self.tables = {}, {}
         self._take(number, dict(rows))
@@ -356,6 +357,16 @@ class Versions:
             )
         if name not in self._policies:
             raise ConfigurationError(f"the name of a policy must be one of {list(self._policies)}, got {name!r}")
+
+
+def _snapshot(settings: Mapping[str, Any], policy: Any) -> bytes:
+    try:
+        return dumps((settings, policy))
+    except Exception as error:
+        raise NotPicklableError(
+            f"the published policy cannot be pickled: {error}. Publish PolicyFactory(make), whose function makes it on "
+            "each worker."
+        ) from error
 
 
 def _may_go(table: PolicyTable) -> list[str]:

@@ -14,6 +14,7 @@ from parenv.errors import PolicyOutputError
 from parenv.memory.layout import Extra, torch_dtype
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.memory.trees import array_or_list, as_array, as_tensor, copy_of, copy_with, leaves_in, map_trees
+from parenv.policy.made_policies import made_again
 from parenv.policy.policy import Policy, TorchPolicy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
 from parenv.worker.writing import RolloutWriter
@@ -161,6 +162,7 @@ class Actor:
         if self._weights is not None:
             self._weights.load(place)
         settings, policy = cloudpickle.loads(snapshot) if snapshot else ({}, None)
+        policy = made_again(policy)
         if policy is not None or self._given is not self._first:
             self._use(self._first if policy is None else policy)
         if settings or self._settings:

@@ -17,6 +17,7 @@ from parenv.memory.layout import WHOLE_EPISODES
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.options import WorkerOptions
 from parenv.policy.assignment import UNNAMED, PolicyOf
+from parenv.policy.made_policies import MadePolicies
 from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.cores import CoreSets
 from parenv.process.spinning import Spinning
@@ -142,7 +143,7 @@ class EpisodeJob(WorkerJob):
     """Job of workers that play the episodes of an evaluation.
 
     Args:
-        policy: Policy.
+        policies: The policy, with the name :data:`~parenv.policy.assignment.UNNAMED`. ``None``: the main process acts.
         tasks: Name of each task. The factories have the same order.
         deterministic: Value of ``policy.settings["deterministic"]``.
         max_episode_steps: Number of env steps after which an episode is truncated, or ``None``.
@@ -153,13 +154,19 @@ class EpisodeJob(WorkerJob):
 
     prepared_by: ClassVar[str] = "parenv.worker.episode_task:EpisodeTask"
     prepared_by_if_stepped: ClassVar[str] = "parenv.worker.episode_task:SteppedEpisodeTask"
-    policy: Any
+    policies: MadePolicies | None
     tasks: tuple[str, ...]
     deterministic: bool
     max_episode_steps: int | None
     infos: tuple[str, ...]
     infos_of_policy: tuple[str, ...] = ()
     acts: bool = True
+
+    @property
+    def policy(self) -> Any:
+        """The policy."""
+        assert self.policies is not None
+        return self.policies[UNNAMED]
 
     def prepare(self, context: Context[Self]) -> Prepared:
         """Make the sub-environments of a worker."""
@@ -187,7 +194,7 @@ class Job(WorkerJob):
 
     prepared_by: ClassVar[str] = "parenv.worker.single_agent_envs:SingleAgentEnvs"
     prepared_by_if_named: ClassVar[str] = "parenv.worker.multi_agent_envs:MultiAgentEnvs"
-    policies: Mapping[str, Any]
+    policies: MadePolicies
     policy_of: PolicyOf | None
     places: int
     postprocess: Callable[[Any, Any], Any] | None
@@ -216,7 +223,7 @@ class Job(WorkerJob):
     @property
     def policy(self) -> Any:
         """The policy, or all policies by name, as ``loss_fn`` gets them."""
-        return self.policies if self.is_named else self.policies[UNNAMED]
+        return dict(self.policies) if self.is_named else self.policies[UNNAMED]
 
     @property
     def gradient_bytes(self) -> int:

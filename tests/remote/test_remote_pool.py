@@ -18,7 +18,7 @@ from policies import lean, zeros
 from proxy import Proxy
 from without_torch import WithInfos, Words, anything, by_mask
 
-from parenv import AsyncWorkerPool, GradientOptions, Stop, WorkerDiedError, WorkerOptions
+from parenv import AsyncWorkerPool, GradientOptions, PolicyFactory, Stop, WorkerDiedError, WorkerOptions
 from parenv.testing import LedgerEnv, check_ledger
 
 
@@ -54,6 +54,7 @@ def everything(rollout: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "cartpole": ("CartPole-v1", lean, {}),
     "torch": ("CartPole-v1", Agent, {"postprocess": with_values}),
+    "a factory": ("CartPole-v1", PolicyFactory(Agent), {}),
     "no fixed size": (Words, anything, {}),
     "infos": (WithInfos, by_mask, {"infos": ("mask", "speed")}),
 }
@@ -68,6 +69,7 @@ def test_sync_rollouts_are_equal_to_local_ones(hosts: Any, case: str) -> None:
     settings = {"num_envs": 5, "num_workers": 3, "mode": "sync", "rollout_length": 16, "seed": 3, **more}
 
     def run(**placement: Any) -> list[Any]:
+        torch.manual_seed(0)  # The main process makes the policy of a factory.
         with AsyncWorkerPool(env_fn, policy, **settings, **placement) as pool:
             return [everything(rollout.copy()) for rollout in pool.rollouts(Stop(env_steps=400))]
 
