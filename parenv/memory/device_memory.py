@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from parenv.errors import ConfigurationError
@@ -37,6 +38,12 @@ class DeviceMemory(Protocol):
 
     def finish(self) -> None:
         """Wait until the device has finished all work of this process."""
+
+    def queued(self) -> Callable[[], object]:
+        """Return a function that waits until the device has finished the work that is queued now.
+
+        The work is on the current stream of this thread, or on the default stream.
+        """
 
     def close(self) -> None:
         """Free the block when the last tensor over it is gone."""
@@ -69,6 +76,14 @@ class CudaMemory:
         import torch
 
         torch.cuda.synchronize(self.device)
+
+    def queued(self) -> Callable[[], object]:
+        """Return a function that waits until the device has finished the work on the current and default streams."""
+        import torch
+
+        streams = {torch.cuda.current_stream(self.device), torch.cuda.default_stream(self.device)}
+        events = [stream.record_event() for stream in streams]
+        return lambda: [event.synchronize() for event in events]
 
     def close(self) -> None:
         """Free the block when the last tensor over it is gone."""

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ class Slots:
     def __post_init__(self) -> None:
         self._free = list(range(self.count))[::-1]
         self._leases: dict[int, _Lease] = {}
+        self._waits: dict[int, Callable[[], object]] = {}
         self._returned: deque[_Lease] = deque()
         self._buffer_type = ctypes.c_char * self.stride
 
@@ -60,15 +61,24 @@ class Slots:
         return len(self._free)
 
     def claim(self) -> int:
-        """Take a free slot, the one used last, whose memory is warm. Only while :attr:`free` is positive."""
+        """Take a free slot. Only while :attr:`free` is positive.
+
+        This is the slot used last, whose memory is warm. On a device, it is the slot that has been free for longest,
+        because the device has probably finished the work on it.
+        """
         self._collect()
-        if self.device is not None:
+        if self.device is None:
+            return self._free.pop()
+        slot = self._free[0]
+        if slot in self._waits:
             # The last user of the slot may have queued a copy from it on the device, which has to finish first.
-            self.device.finish()
-        return self._free.pop()
+            self._waits[slot]()
+        self._waits.pop(slot, None)  # If the wait was interrupted, the slot is still free.
+        return self._free.pop(0)
 
     def release(self, slot: int) -> None:
         """Give back a slot that was claimed and not leased."""
+        self._note_use(slot)
         self._free.append(slot)
 
     def peek(self, slot: int) -> ctypes.Array[ctypes.c_char]:
@@ -95,6 +105,12 @@ class Slots:
     def _collect(self) -> None:
         # Another thread may drop the last array of a slot meanwhile. Operations of a deque are atomic.
         while self._returned:
+            self._note_use(self._returned[0].slot)
             slot = self._returned.popleft().slot
             del self._leases[slot]
             self._free.append(slot)
+
+    def _note_use(self, slot: int) -> None:
+        """Note the work on the device that was queued while the slot was in use."""
+        if self.device is not None:
+            self._waits[slot] = self.device.queued()

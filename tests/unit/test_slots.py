@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 import threading
+import types
 from types import FrameType
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from parenv.memory.device_memory import CudaMemory
 from parenv.memory.slots import Slots
 
 OFFSET, STRIDE = 128, 64
@@ -181,3 +183,90 @@ class SlotsMachine(RuleBasedStateMachine):
 
 def test_a_slot_is_never_claimed_twice_in_any_order_of_events() -> None:
     run_state_machine_as_test(SlotsMachine, settings=settings(max_examples=30, stateful_step_count=30))
+
+
+class Stream:
+    """Stream of a device that does nothing by itself, and notes the events that are recorded on it and awaited."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self._name, self._calls, self._count = name, calls, 0
+
+    def record_event(self) -> Any:
+        self._count += 1
+        event = f"{self._name} {self._count}"
+        self._calls.append(f"record {event}")
+        return types.SimpleNamespace(synchronize=lambda: self._calls.append(f"wait {event}"))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the calls of a device without a GPU."""
+    calls: list[str] = []
+    default = Stream("default", calls)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: default)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: calls.append("synchronize"))
+    return calls
+
+
+def slots_on_device(count: int) -> Slots:
+    memory = object.__new__(CudaMemory)  # The constructor would allocate memory of a GPU.
+    memory.device = "cuda:0"
+    slots = make_slots(count)
+    slots.device = memory
+    return slots
+
+
+def test_a_claim_waits_for_the_last_work_on_its_slot_of_device_memory_only(calls: list[str]) -> None:
+    slots = slots_on_device(3)
+    first, second = slots.claim(), slots.claim()
+    held, other = slots.lease(first), slots.lease(second)
+    assert calls == []
+    del held
+    assert slots.free == 2
+    assert calls == ["record default 1"]
+    del other
+    assert slots.free == 3
+    assert calls[1:] == ["record default 2"]
+    third = slots.claim()  # It was never used.
+    assert third not in (first, second)
+    assert calls[2:] == []
+    assert slots.claim() == first
+    assert calls[2:] == ["wait default 1"]
+    assert slots.claim() == second
+    assert calls[3:] == ["wait default 2"]
+
+
+def test_a_claim_waits_for_a_copy_of_a_slot_that_was_not_leased(calls: list[str]) -> None:
+    slots = slots_on_device(1)
+    slots.release(slots.claim())
+    slots.claim()
+    assert calls == ["record default 1", "wait default 1"]
+
+
+def test_a_claim_waits_for_the_stream_on_which_the_slot_was_used(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = slots_on_device(1)
+    root = slots.lease(slots.claim())
+    side = Stream("side", calls)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: side)
+    del root
+    slots.claim()
+    assert sorted(calls[:2]) == ["record default 1", "record side 1"]
+    assert sorted(calls[2:]) == ["wait default 1", "wait side 1"]
+
+
+def test_a_slot_of_device_memory_stays_free_if_a_wait_for_it_raises(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = slots_on_device(1)
+    monkeypatch.setattr(Stream, "record_event", lambda stream: types.SimpleNamespace(synchronize=interrupt))
+    slots.release(slots.claim())
+    with pytest.raises(KeyboardInterrupt):
+        slots.claim()
+    assert slots.free == 1
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
