@@ -13,6 +13,17 @@ from parenv.pool.statistics import PoolStatistics
 
 SMALL, NOTABLE, LARGE = 0.05, 0.1, 0.5
 """Shares of time from which a fact points at a setting."""
+MOSTLY_WAITING = 0.9
+"""Share of waiting from which a bound on the gain is not useful, because the loop does nothing else."""
+CHANGES = {
+    "num_workers": "more workers (num_workers) if cores are free",
+    "step_workers": "more workers (step_workers) if cores are free",
+    "num_envs": "more environments (num_envs)",
+    "rollout_length": "a longer rollout_length",
+    "mode": "mode='async'",
+    "max_policy_lag": "a larger max_policy_lag",
+}
+"""Change to try, by the setting that a fact points at."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ class Fact:
         unit: Unit of the figure, such as ``"s per env step"``.
         share: Share of the time of the process concerned, from 0 to 1, or ``None`` if the figure is not a time.
         setting: Name of the setting at which the fact clearly points, or ``None``.
+        change: Change of the setting to try, in words. Default: the one in ``CHANGES``.
     """
 
     name: str
@@ -76,6 +88,12 @@ class Fact:
     unit: str
     share: float | None = None
     setting: str | None = None
+    change: str | None = None
+
+    @property
+    def hint(self) -> str:
+        """The change to try, such as ``"mode='async'"``, or ``""`` if the fact does not point at a setting."""
+        return "" if self.setting is None else self.change or CHANGES[self.setting]
 
     @property
     def words(self) -> str:
@@ -125,7 +143,7 @@ class Advice:
                 *in_lines("time of the workers", self.workers),
                 *in_lines("time of the main process", self.driver),
                 *in_lines("limits reached", self.limits),
-                f"without any waiting for workers, the loop would be at most {self.largest_gain:.3g} times as fast",
+                gain_in_words("the loop", "workers", self.driver_shares["waiting for workers"]),
             ]
         )
 
@@ -147,7 +165,7 @@ def facts_of(statistics: PoolStatistics, setting: Setting, max_policy_lag: int |
         setting,
         statistics.env_steps_per_second,
         workers=_worker_facts(statistics, setting),
-        driver=_driver_facts(statistics),
+        driver=_driver_facts(statistics, setting),
         limits=tuple(_limits(statistics, setting, max_policy_lag)),
     )
 
@@ -160,29 +178,57 @@ def _worker_facts(statistics: PoolStatistics, setting: Setting) -> tuple[Fact, .
         "commit": statistics.committing_seconds,
         "waiting for the learner": statistics.waiting_seconds,
     }
-    pointers = {"acting": (LARGE, "num_envs"), "commit": (NOTABLE, "rollout_length")}
+    pointers = {"acting": (LARGE, "num_envs")}
+    if setting.rollout_length != "episode":
+        pointers["commit"] = (NOTABLE, "rollout_length")
     if setting.mode == "sync":  # In async mode the learner is the limit, and no setting of the pool changes that.
         pointers["waiting for the learner"] = (NOTABLE, "mode")
     return time_facts(seconds, statistics.env_steps, "s per env step", pointers)
 
 
-def _driver_facts(statistics: PoolStatistics) -> tuple[Fact, ...]:
+def _driver_facts(statistics: PoolStatistics, setting: Setting) -> tuple[Fact, ...]:
     names = {"learning": "learning", "publishing": "transfer of weights", "waiting": "waiting for workers"}
     names["calling"] = "calling workers"
     seconds = {name: statistics.driver_seconds.get(part, 0.0) for part, name in names.items()}
-    pointers = {"transfer of weights": (SMALL, "rollout_length"), "waiting for workers": (LARGE, "num_workers")}
+    pointers = {}
+    if setting.rollout_length != "episode":
+        pointers["transfer of weights"] = (SMALL, "rollout_length")
+    if not _too_few_cores(statistics):
+        pointers["waiting for workers"] = (LARGE, _workers_of(setting))
     return time_facts(seconds, statistics.rollouts, "s per rollout", pointers)
 
 
-def _limits(statistics: PoolStatistics, setting: Setting, max_policy_lag: int | None) -> Iterator[Fact]:
-    busy_s = statistics.environment_seconds + statistics.acting_seconds
-    busy_s += statistics.committing_seconds + statistics.learning_seconds
-    for name, seconds in (
-        ("workers waiting for a core", statistics.contended_seconds),
-        ("workers sleeping, as for a simulator", statistics.sleeping_seconds),
+def _workers_of(setting: Setting) -> str:
+    """Return the name of the setting that is the number of processes that step."""
+    return "num_workers" if setting.step_workers is None else "step_workers"
+
+
+def _busy_s(statistics: PoolStatistics) -> float:
+    worked_s = statistics.environment_seconds + statistics.acting_seconds
+    return worked_s + statistics.committing_seconds + statistics.learning_seconds
+
+
+def _too_few_cores(statistics: PoolStatistics) -> bool:
+    """Return whether workers lose more time to each other than to sleep, so that more workers would not help."""
+    contended_s, sleeping_s = statistics.contended_seconds, statistics.sleeping_seconds
+    return contended_s >= NOTABLE * _busy_s(statistics) and contended_s > sleeping_s
+
+
+def _workers_off_their_cores(statistics: PoolStatistics, setting: Setting) -> Iterator[Fact]:
+    """Yield the time that workers waited for a core or slept. Only the longer one points at the number of workers."""
+    busy_s, too_few_cores, name = _busy_s(statistics), _too_few_cores(statistics), _workers_of(setting)
+    fewer = name if too_few_cores and getattr(setting, name) > 1 else None
+    for fact, seconds, pointer, change in (
+        ("workers waiting for a core", statistics.contended_seconds, fewer, f"fewer workers ({name})"),
+        ("workers sleeping, as for a simulator", statistics.sleeping_seconds, None if too_few_cores else name, None),
     ):
         if busy_s and seconds >= NOTABLE * busy_s:
-            yield Fact(name, seconds / statistics.env_steps, "s per env step", seconds / busy_s, "num_workers")
+            each_s = seconds / statistics.env_steps
+            yield Fact(fact, each_s, "s per env step", seconds / busy_s, pointer, change if pointer else None)
+
+
+def _limits(statistics: PoolStatistics, setting: Setting, max_policy_lag: int | None) -> Iterator[Fact]:
+    yield from _workers_off_their_cores(statistics, setting)
     spread_s, mean_s = statistics.rollout_seconds_spread, statistics.rollout_seconds
     if setting.mode == "sync" and setting.num_workers > 1 and spread_s >= NOTABLE * mean_s:
         yield Fact("deviation of the time for a rollout", spread_s, "s per rollout", spread_s / mean_s, "mode")
@@ -207,7 +253,7 @@ def time_facts(
         pointers: Share from which a part points at a setting, and the name of the setting, by part.
 
     >>> time_facts({"acting": 1.0, "waiting": 3.0}, 10, "s per row", {"waiting": (0.5, "num_workers")})[1]
-    Fact(name='waiting', value=0.3, unit='s per row', share=0.75, setting='num_workers')
+    Fact(name='waiting', value=0.3, unit='s per row', share=0.75, setting='num_workers', change=None)
     """
     total = sum(seconds.values())
     found = []
@@ -227,6 +273,29 @@ def gain_without(share: float) -> float:
     return 1 / (1 - share) if share < 1 else math.inf
 
 
+def gain_in_words(loop: str, waited_for: str, share: float) -> str:
+    """Return how much faster a loop can become if it does not wait.
+
+    Args:
+        loop: Loop, as the subject of the sentence.
+        waited_for: Things that the loop waits for, in the plural.
+        share: Share of waiting in the time of the loop.
+
+    >>> gain_in_words("the loop", "workers", 0.5)
+    'without any waiting for workers, the loop would be at most 2 times as fast'
+    >>> gain_in_words("the loop", "workers", 0.996)
+    'the loop does little else than wait for workers: it is as fast as they are'
+    """
+    if share >= MOSTLY_WAITING:
+        return f"{loop} does little else than wait for {waited_for}: it is as fast as they are"
+    gain = gain_without(share)
+    if share < SMALL:
+        return (
+            f"{loop} hardly waits for {waited_for}: faster {waited_for} would make it at most {gain:.2f} times as fast"
+        )
+    return f"without any waiting for {waited_for}, {loop} would be at most {gain:.3g} times as fast"
+
+
 def in_lines(title: str, facts: Sequence[Fact]) -> list[str]:
     """Return a title and a line for each fact, in columns. Facts of zero are left out, and so is an empty group."""
     facts = [fact for fact in facts if fact.value]
@@ -234,7 +303,7 @@ def in_lines(title: str, facts: Sequence[Fact]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [title] if facts else []
     for fact, (name, words, share) in zip(facts, rows, strict=True):
-        pointer = "" if fact.setting is None else f"see {fact.setting}"
+        pointer = f"try {fact.hint}" if fact.hint else ""
         lines.append(f"  {name:<{widths[0]}}  {words:>{widths[1]}}  {share:>{widths[2]}}  {pointer}".rstrip())
     return lines
 

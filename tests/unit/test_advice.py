@@ -126,10 +126,10 @@ def test_the_text_has_the_setting_and_a_line_for_each_fact_that_is_not_zero() ->
         "num_workers=2, num_envs=32, mode='sync', parallelism='experience', rollout_length=128: 20,000 env steps/s",
         "time of the workers",
         "  environment              10 µs per env step  25%",
-        "  waiting for the learner  30 µs per env step  75%  see mode",
+        "  waiting for the learner  30 µs per env step  75%  try mode='async'",
         "time of the main process",
         "  learning             100 ms per rollout  50%",
-        "  waiting for workers  100 ms per rollout  50%  see num_workers",
+        "  waiting for workers  100 ms per rollout  50%  try more workers (num_workers) if cores are free",
         "without any waiting for workers, the loop would be at most 2 times as fast",
     ]
     assert in_lines("nothing", [Fact("restarts", 0, "workers")]) == []
@@ -154,6 +154,65 @@ def search(rate: Callable[[Setting], float], present: Setting = SETTING, **optio
 
     moves = moves_for(options.get("can_share_learning", False), options.get("accelerator"))
     return fastest(present, moves, rate_of), measured
+
+
+def hints(found: Advice) -> dict[str, str]:
+    """Return the change that each fact advises, by the name of the fact."""
+    return {fact.name: fact.hint for fact in (*found.workers, *found.driver, *found.limits) if fact.hint}
+
+
+def test_advice_on_the_number_of_workers_is_never_both_more_and_fewer() -> None:
+    core, sleep, wait = "workers waiting for a core", "workers sleeping, as for a simulator", "waiting for workers"
+    more, fewer = "more workers (num_workers) if cores are free", "fewer workers (num_workers)"
+    busy: Any = {"environment_seconds": 10.0, "driver_seconds": {"learning": 1.0, "waiting": 9.0}}
+    assert hints(advice(**busy)) == {wait: more}
+    assert hints(advice(**busy, contended_seconds=4.0)) == {core: fewer}
+    assert hints(advice(**busy, sleeping_seconds=4.0)) == {wait: more, sleep: more}
+    assert hints(advice(**busy, sleeping_seconds=4.0, contended_seconds=2.0)) == {wait: more, sleep: more}
+    crowded = advice(**busy, sleeping_seconds=2.0, contended_seconds=4.0)
+    assert hints(crowded) == {core: fewer}
+    assert [fact.name for fact in crowded.limits] == [core, sleep], "the fact itself is still reported"
+
+
+def test_only_one_worker_is_not_advised_to_become_fewer() -> None:
+    alone = advice(replace(SETTING, num_workers=1), environment_seconds=10.0, contended_seconds=4.0)
+    assert hints(alone) == {}
+
+
+def test_each_setting_has_a_change_in_words() -> None:
+    found = advice(
+        acting_seconds=8.0, committing_seconds=2.0, waiting_seconds=4.0, dropped_rollouts=1,
+        driver_seconds={"publishing": 1.0, "learning": 1.0},
+    )  # fmt: skip
+    assert hints(found) == {
+        "acting": "more environments (num_envs)",
+        "commit": "a longer rollout_length",
+        "waiting for the learner": "mode='async'",
+        "transfer of weights": "a longer rollout_length",
+        "dropped, too old": "a larger max_policy_lag",
+    }
+    assert (
+        hints(advice(replace(SETTING, rollout_length="episode"), environment_seconds=8.0, committing_seconds=2.0)) == {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "sentence"),
+    [
+        (0.0, "the loop hardly waits for workers: faster workers would make it at most 1.00 times as fast"),
+        (0.04, "the loop hardly waits for workers: faster workers would make it at most 1.04 times as fast"),
+        (0.5, "without any waiting for workers, the loop would be at most 2 times as fast"),
+        (0.91, "the loop does little else than wait for workers: it is as fast as they are"),
+        (0.996, "the loop does little else than wait for workers: it is as fast as they are"),
+        (1.0, "the loop does little else than wait for workers: it is as fast as they are"),
+    ],
+)
+def test_a_bound_on_the_gain_is_a_number_only_if_the_loop_does_something_else(waiting: float, sentence: str) -> None:
+    found = advice(driver_seconds={"learning": 1 - waiting, "waiting": waiting})
+    assert str(found).splitlines()[-1] == sentence
+    costs = RunCosts(16, 2, "sync", False, 1000, 1000 * waiting, 1000 * waiting, 1000 * (1 - waiting) + 1e-9)
+    of_run = sentence.replace("the loop", "the run").replace("workers", "environments")
+    assert str(RunAdvice(costs)).splitlines()[-1] == of_run
 
 
 def test_a_setting_that_no_change_improves_is_kept_and_each_change_is_measured_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parenv.advice import LARGE, NOTABLE, Fact, gain_without, in_lines, in_steps, time_facts
+from parenv.advice import LARGE, NOTABLE, Fact, gain_in_words, gain_without, in_lines, in_steps, time_facts
 from parenv.errors import ConfigurationError
 
 
@@ -74,7 +74,7 @@ class RunAdvice:
     >>> print(RunAdvice(RunCosts(16, 2, "sync", True, 1000, 3.0, 4.0, 4.0)))
     16 environments in 2 workers, sync: 2,000 env steps/s
     time of the model
-      waiting for environments  3 ms per step of all environments  38%  see mode
+      waiting for environments  3 ms per step of all environments  38%  try mode='async'
       acting and storing        1 ms per step of all environments  12%
       learning                  4 ms per step of all environments  50%
     without any waiting for environments, the run would be at most 1.6 times as fast
@@ -110,6 +110,6 @@ class RunAdvice:
     def __str__(self) -> str:
         costs = self.costs
         head = f"{costs.num_envs} environments in {costs.num_workers} workers, {costs.mode}"
-        bound = f"without any waiting for environments, the run would be at most {self.largest_gain:.3g} times as fast"
+        bound = gain_in_words("the run", "environments", costs.shares["waiting for environments"])
         rate = in_steps(self.env_steps_per_second)
         return "\n".join([f"{head}: {rate} env steps/s", *in_lines("time of the model", self.facts), bound])
