@@ -1,46 +1,63 @@
 """Write the code in tutorial.md from examples/tutorial: python docs/tutorial_code.py.
 
-A test compares the page with the programs.
+With --run, this also runs the programs, which takes some minutes, and writes their outputs. A test compares the code of
+the page with the programs.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "tutorial.md"
 STEPS = sorted((DOCS.parent / "examples" / "tutorial").glob("step*.py"))
-DEFINITION = re.compile(r"^(?:class|def) (\w+)\b.*\n(?:(?: {4}.*)?\n)*", re.MULTILINE)
+ARGUMENT = re.compile(r"= int\(sys\.argv\[1\]\) if len\(sys\.argv\) > 1 else ")
 
 
 def filled(page: str) -> str:
     """Return the page with the code of each step between its markers."""
-    first = STEPS[0].read_text()
     for path in STEPS:
-        name = f"{path.parent.name}/{path.name}"
-        code = path.read_text().partition('"""\n\n')[2]
-        if path != STEPS[0]:
-            code = without_repeats(code, first)
-        block = (
-            f"<!-- {name} -->\n<!-- not run: a test runs the program -->\n```python\n{code}```\n<!-- end of {name} -->"
-        )
-        page, found = re.subn(
-            rf"<!-- {name} -->.*?<!-- end of {name} -->", lambda _, to=block: to, page, flags=re.DOTALL
-        )
-        if not found:
-            raise ValueError(f"the tutorial must have the markers of {name}")
+        code = pasteable(path.read_text().partition('"""\n\n')[2])
+        block = f"<!-- not run: a test runs each block alone -->\n```python\n{code}```"
+        page = replaced(page, rf"(?<=<!-- {marker(path)} -->\n).*?(?=\n<!-- end of {marker(path)} -->)", block, path)
     return page
 
 
-def without_repeats(code: str, first: str) -> str:
-    """Return code with one comment in place of the definitions that it shares with the first program."""
-    repeated = [match[1] for match in DEFINITION.finditer(code) if match[0] in first]
-    for number, name in enumerate(repeated):
-        comment = f"# {' and '.join(repeated)}: as in step 1\n\n\n" if number == 0 else ""
-        code = re.sub(rf"^(?:class|def) {name}\b.*\n(?:(?: {{4}}.*)?\n)*", comment, code, flags=re.MULTILINE)
-    return code
+def pasteable(code: str) -> str:
+    """Return code with a constant in place of its argument. A notebook has the arguments of its kernel."""
+    return ARGUMENT.sub("= ", code).removeprefix("import sys\n\n")
+
+
+def with_outputs(page: str, output_of: Callable[[Path], str]) -> str:
+    """Return the page with the output of each step in the block after its code."""
+    for path in STEPS:
+        pattern = rf"(?<=<!-- end of {marker(path)} -->\n\n```text\n).*?(?=\n```)"
+        page = replaced(page, pattern, output_of(path).rstrip(), path)
+    return page
+
+
+def marker(path: Path) -> str:
+    """Return the name of a program in the markers of the page."""
+    return f"{path.parent.name}/{path.name}"
+
+
+def replaced(page: str, pattern: str, by: str, path: Path) -> str:
+    """Return the page with a new text in the only place that matches a pattern."""
+    page, found = re.subn(pattern, lambda _: by, page, flags=re.DOTALL)
+    if found != 1:
+        raise ValueError(f"the tutorial must have the markers of {marker(path)} once, got {found}")
+    return page
+
+
+def output_of(path: Path) -> str:
+    """Run a program and return its output."""
+    return subprocess.run([sys.executable, path], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    text = filled(PAGE.read_text())
+    PAGE.write_text(with_outputs(text, output_of) if "--run" in sys.argv else text)

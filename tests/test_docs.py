@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import shlex
@@ -27,6 +29,11 @@ NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 NEEDS = re.compile(r"<!-- needs (\w+) -->")
 LANGUAGES = {"python", "sh", "", "dockerfile", "text", "yaml"}
 COMMAND = re.compile(r"\bparenv (?=[a-z]).*")
+MARK = re.compile(
+    r"(?<!\S)@\d+(?!\S)|\{\{.*\}\}|\b(?:TODO|FIXME|XXX|TBD)\b"
+    r"|^\s*(?:[%$]\w+[%$]?|\{\w*\}|<[A-Za-z_]\w*>|__\w+__)\s*$"
+)
+"""A mark in place of text that a generator or an author was to write."""
 RUN_ALL = """
 import runpy, sys
 arguments, programs = sys.argv[1:2], sys.argv[2:]
@@ -90,6 +97,53 @@ def test_languages_of_blocks_are_known() -> None:
             assert runs or language == "python", f"{page}:{begun}"
 
 
+def marks(text: str) -> list[str]:
+    """Return the lines of a text with a mark."""
+    return [line for line in text.splitlines() if MARK.search(line)]
+
+
+def test_no_page_and_no_notebook_shows_the_mark_of_a_generator() -> None:
+    shown = [path for path in (*PAGES, *ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md")) if "build" not in path.parts]
+    for page in shown:
+        assert marks(page.read_text()) == [], page
+    for notebook in DOCS.rglob("*.ipynb"):
+        assert marks("\n".join(texts(json.loads(notebook.read_text())))) == [], notebook
+
+
+def texts(value: object) -> Iterator[str]:
+    """Yield all texts in plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from texts(inner)
+
+
+def test_marks_of_a_generator_are_told_from_text() -> None:
+    found = [
+        "@1",
+        "  @12",
+        "{{ output }}",
+        "{}",
+        "{output}",
+        "%OUTPUT%",
+        "$1",
+        "<output>",
+        "__OUTPUT__",
+        "# TODO: write",
+        "mean: @2",
+    ]
+    for line in found:
+        assert marks(f"text\n{line}\n") == [line]
+    assert marks("@dataclass\n@property\n$ parenv bench\n# The game\n<!-- end -->\n}\n{'agent@0': 1}\n...\n") == []
+
+
+def test_every_block_of_output_has_text() -> None:
+    for page in PAGES:
+        for language, begun, lines, _ in blocks(page):
+            assert "".join(lines).strip(), f"{page}:{begun} has an empty block of {language or 'text'}"
+
+
 def test_every_command_of_parenv_can_be_parsed() -> None:
     found = 0
     for page in PAGES:
@@ -121,6 +175,24 @@ def test_the_tutorial_shows_the_code_of_its_programs(monkeypatch: pytest.MonkeyP
     page = (DOCS / "tutorial.md").read_text()
     assert len(code.STEPS) == 5
     assert code.filled(page) == page, "run python docs/tutorial_code.py to update the page"
+
+
+TUTORIAL = [block for block in blocks(DOCS / "tutorial.md") if block[0] in ("python", "text")]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("step", range(5))
+def test_every_block_of_the_tutorial_runs_alone_and_prints_lines_as_its_output(step: int, tmp_path: Path) -> None:
+    assert [block[0] for block in TUTORIAL] == ["python", "text"] * 5
+    code, output = (block[2] for block in TUTORIAL[2 * step : 2 * step + 2])
+    pasted = "\n".join(code)
+    assert "\nTOTAL_ENV_STEPS = 100_000\n" in pasted
+    (tmp_path / "pasted.py").write_text(pasted.replace("100_000", "4096"))
+    # The arguments of a notebook's kernel are not those of the program.
+    lines = run_all("--f=kernel.json", ["pasted.py"], tmp_path).splitlines()[1:]
+    assert re.fullmatch(r"mean return of the last 100 episodes: \d+\.\d", output[0]), output[0]
+    assert lines[0].split(":")[0] == output[0].split(":")[0]
+    assert step == 4 or len(lines) == len(output) == 1
 
 
 def test_every_public_class_has_an_example_that_runs() -> None:
@@ -251,3 +323,6 @@ def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "reference" / "pool.html").exists()
+    for page in tmp_path.rglob("*.html"):
+        shown = html.unescape(re.sub(r"<[^>]*>", "", re.sub(r"(?s)<(script|style)\b.*?</\1>", "", page.read_text())))
+        assert marks(shown) == [], page
