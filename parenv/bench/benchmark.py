@@ -15,6 +15,7 @@ from parenv.bench import other_libraries
 from parenv.bench.agent import RandomNetwork, agent_by
 from parenv.bench.environment import Environment, tried_out
 from parenv.bench.measuring import (
+    LEAST_SHARE,
     Found,
     Spread,
     grid,
@@ -90,7 +91,7 @@ class BenchReport:
         environment: Name of the environment.
         machine: Facts about the machine, see :func:`parenv.bench.measuring.machine`.
         repeats: Number of measurements of each subject.
-        slice_s: Duration of one measurement, in seconds.
+        slice_s: Mean duration of a measurement of a vector env, in seconds.
         seconds: Duration of the benchmark, in seconds.
         costs_s: Seconds of one ``"env step"``, ``"env reset"``, ``"policy, batch 8"`` and ``"publish to 2 workers"``.
             The last one ends when all workers have loaded the weights.
@@ -150,7 +151,8 @@ def bench(
         agent: Policy of the pools, as :class:`~parenv.AsyncWorkerPool` takes it, or a ``"module:factory"`` that makes
             it, alone or as the first part of an :class:`~parenv.bench.agent.Agent`. Default: an MLP with two hidden
             layers of 64.
-        seconds: Approximate duration of the measurements, in seconds. The start of the systems adds to it.
+        seconds: Approximate duration of the whole benchmark, in seconds. It takes longer if starting and closing all
+            systems leave less than a quarter of it for the measurements.
         num_envs: Numbers of sub-environments.
         num_workers: Numbers of worker processes. Default: 1, 2, 4, ... up to the number of usable cores.
         repeats: Number of measurements of each subject.
@@ -178,7 +180,8 @@ def bench(
         costs += [policy_cost(environment, policy, batch) for batch in BATCHES]
         costs.append(publish_cost(environment, policy, max(num_workers)))
     weight = sum(subject.weight for subject in (*costs, *(system.subject for system in systems)))
-    slice_s = seconds / repeats / (weight + POOL_WEIGHT * len(MODES) * len(pairs))  # For a measurement of weight 1.
+    weight += POOL_WEIGHT * len(MODES) * len(pairs)
+    slice_s = LEAST_SHARE * seconds / repeats / weight  # At least, for a measurement of weight 1.
     for n, workers in pairs:
         length = rollout_length(-(-n // workers) * (environment.step_s + act_s / max(num_envs)), slice_s)
         systems += [pool_system(environment, policy, n, workers, mode, length) for mode in MODES]
@@ -188,13 +191,15 @@ def bench(
     def tell(doing: str, repeat: int, found: Sequence[Found]) -> None:
         watch(Progress(doing, repeat, repeats, _throughput(systems, found[len(costs) :])))
 
-    found = interleaved([*costs, *(system.subject for system in systems)], repeats, slice_s, tell)
+    subjects = [*costs, *(system.subject for system in systems)]
+    found = interleaved(subjects, repeats, seconds - (time.monotonic() - began), tell)
+    measured = sum(subject.weight * len(one.values) for subject, one in zip(subjects, found, strict=True))
     found_costs = {cost.name: one for cost, one in zip(costs, found, strict=False)}
     return BenchReport(
         environment=environment.name,
         machine=facts,
         repeats=repeats,
-        slice_s=slice_s,
+        slice_s=sum(one.measured_s for one in found) / max(measured, 1.0),
         seconds=time.monotonic() - began,
         costs_s={name: one.spread for name, one in found_costs.items() if one.spread is not None},
         sizes_bytes=_sizes(environment, policy) if pool else {},

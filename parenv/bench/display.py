@@ -18,6 +18,8 @@ FRAME = 4
 """Characters around a column: a line, a space on each side, and at most one more line."""
 NAMES = 18
 """Characters of the column of names. Names are wrapped, and no word of a name is longer."""
+ACTING = ("AsyncWorkerPool", "RLlib")
+"""Beginnings of the names of systems that run the policy too."""
 _EXPENDABLE = {"lowest to highest": 2, "ratio": 1}
 
 
@@ -236,26 +238,29 @@ def make_display(file: IO[str]) -> PlainDisplay | LiveDisplay:
 def closing_lines(report: BenchReport) -> list[str]:
     """Return the last lines: conditions of the measurement, a warning if the machine was busy, fastest systems."""
     how = (
-        f"{report.environment}: {report.repeats} rounds of {report.slice_s:.2g} s for each system, "
-        f"{report.seconds:.0f} s in all, with starting. Vector envs step with random actions; pools also run the "
-        "policy."
+        f"{report.environment}: {report.repeats} rounds of {report.slice_s:.2g} s for each vector env, "
+        f"{report.seconds:.0f} s in all, starting and closing included. Vector envs step with random actions; pools "
+        "also run the policy."
     )
     return [how, *load_warning(report.machine), *_fastest(report.throughput), ADVISE]
 
 
 def _fastest(throughput: Sequence[Throughput]) -> Iterator[str]:
-    """Yield a line for parenv's fastest vector env and pool at the largest number of sub-environments."""
-    most = max((one.num_envs for one in throughput), default=0)
-    for kind in ("ParallelVectorEnv", "AsyncWorkerPool"):
-        found = [one for one in throughput if one.num_envs == most and one.system.startswith(kind)]
-        speeds = {
+    """Yield the fastest of all systems for each number of sub-environments, and the fastest one with a policy."""
+    for n in sorted({one.num_envs for one in throughput}):
+        rates = {
             label(one.system, one.num_workers): one.env_steps_per_second.median
-            for one in found
-            if one.env_steps_per_second is not None
+            for one in throughput
+            if one.num_envs == n and one.env_steps_per_second is not None
         }
-        if speeds:
-            best = max(speeds, key=lambda name: speeds[name])
-            yield f"Fastest with {most} envs: {best}, {in_steps(speeds[best])} env steps per second."
+        acting = {name: rate for name, rate in rates.items() if name.startswith(ACTING)}
+        best = max(rates, key=rates.__getitem__, default=None)
+        if best is not None:
+            yield f"Fastest with {n} envs: {best}, {in_steps(rates[best])} env steps per second."
+        if acting and best not in acting:
+            best = max(acting, key=acting.__getitem__)
+            also = f"Fastest with {n} envs that also runs the policy"
+            yield f"{also}: {best}, {in_steps(acting[best])} env steps per second."
 
 
 def _rich(table: Table, width: int) -> Any:

@@ -17,6 +17,8 @@ from parenv.libraries import installed_version
 from parenv.process.cores import usable_cores
 
 LONGEST_ROLLOUT = 128
+LEAST_SHARE = 0.25
+"""Share of the time of a benchmark that is for measurements, even if starting and closing take the whole time."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,12 @@ class Found:
     Args:
         values: One value per repeat so far.
         failure: Error that ended the measurements, in one line, or ``None``.
+        measured_s: Seconds of all measurements together.
     """
 
     values: list[float] = field(default_factory=list)
     failure: str | None = None
+    measured_s: float = 0.0
 
     @property
     def spread(self) -> Spread | None:
@@ -94,18 +98,20 @@ Watch = Callable[[str, int, Sequence[Found]], None]
 """``(next step, number of the repeat, measurements so far)``. Repeats count from 1; 0 is the start of all subjects."""
 
 
-def interleaved(subjects: Sequence[Subject], repeats: int, slice_s: float, watch: Watch) -> list[Found]:
+def interleaved(subjects: Sequence[Subject], repeats: int, seconds: float, watch: Watch) -> list[Found]:
     """Open all subjects, measure each in turn, repeat, and close all. A subject that fails is not measured again.
 
     Args:
         subjects: Subjects to measure.
         repeats: Number of measurements of each subject.
-        slice_s: Duration of a measurement of weight 1, in seconds.
+        seconds: Approximate duration of this call, in seconds. It takes longer if starting and closing leave less than
+            ``LEAST_SHARE`` of it for the measurements.
         watch: Function that is called before each step.
 
     Returns:
         Measurements in the order of the subjects.
     """
+    began = time.monotonic()
     found = [Found() for _ in subjects]
     opened: dict[int, Opened] = {}
     with contextlib.ExitStack() as stack:
@@ -115,14 +121,30 @@ def interleaved(subjects: Sequence[Subject], repeats: int, slice_s: float, watch
                 opened[i] = subjects[i].open()
                 stack.callback(_close, opened[i])
                 opened[i].measure(0.0)
+        started = time.monotonic()
+        # Closing usually takes about half as long as starting.
+        deadline = max(began + seconds - (started - began) / 2, started + LEAST_SHARE * seconds)
         for repeat in range(1, repeats + 1):
             for i, subject in enumerate(subjects):
                 if found[i].failure is None:
                     watch(subject.name, repeat, found)
-                    with _recorded(found[i]):
-                        found[i].values.append(opened[i].measure(slice_s * subject.weight))
+                    rounds = (repeats - repeat + (other >= i) for other in range(len(subjects)))
+                    left = sum(
+                        n * other.weight
+                        for n, other, one in zip(rounds, subjects, found, strict=True)
+                        if one.failure is None
+                    )
+                    # A measurement may take longer than its share, which shortens the next ones.
+                    _measure(found[i], opened[i], (deadline - time.monotonic()) * subject.weight / left)
         watch("closing", repeats, found)
     return found
+
+
+def _measure(found: Found, opened: Opened, seconds: float) -> None:
+    began = time.monotonic()
+    with _recorded(found):
+        found.values.append(opened.measure(max(0.0, seconds)))
+    found.measured_s += time.monotonic() - began
 
 
 @contextlib.contextmanager

@@ -113,7 +113,8 @@ def _add_bench(commands: Any) -> None:
         "--seconds",
         type=float,
         default=60.0,
-        help="Time for measurements in seconds, without the start of the systems (default: 60).",
+        help="Approximate time of the whole benchmark in seconds; starting and closing many systems may take longer "
+        "(default: 60).",
     )
     one.add_argument(
         "--num-envs", type=int, nargs="+", default=[8, 64], metavar="N", help="Sub-environments (default: 8 64)."

@@ -111,7 +111,7 @@ def a_report() -> BenchReport:
     )
 
 
-def test_a_report_ends_with_the_fastest_system_and_warns_of_a_busy_machine() -> None:
+def test_a_report_ends_with_the_fastest_systems_of_each_size_and_warns_of_a_busy_machine() -> None:
     idle = replace(a_report(), machine={**machine(), "cores": 2, "load_average": 0.5})
     pools = (
         Throughput("AsyncWorkerPool, sync", 64, 2, Spread(3000.0, 3000.0, 3000.0)),
@@ -119,10 +119,37 @@ def test_a_report_ends_with_the_fastest_system_and_warns_of_a_busy_machine() -> 
         Throughput("AsyncWorkerPool, async", 64, 2, None, "OSError: no more processes"),
     )
     _, *fastest, advise = closing_lines(replace(idle, throughput=(*idle.throughput, *pools)))
-    assert fastest == ["Fastest with 64 envs: AsyncWorkerPool, async, 1 worker, 4,000 env steps per second."]
+    assert fastest == [
+        "Fastest with 8 envs: ParallelVectorEnv, 2 workers, 2,000 env steps per second.",
+        "Fastest with 64 envs: AsyncWorkerPool, async, 1 worker, 4,000 env steps per second.",
+    ]
     assert advise.startswith("parenv advise also measures your learner")
     busy = replace(idle, machine={**idle.machine, "load_average": 1.5})
     assert "the load average before was 1.5 on 2 cores. Repeat" in closing_lines(busy)[1]
+
+
+def test_the_fastest_system_may_be_of_another_library_and_a_system_that_also_acts_is_named_beside_it() -> None:
+    def rate(system: str, num_workers: int | None, steps: float | None) -> Throughput:
+        found = None if steps is None else Spread(steps, steps, steps)
+        return Throughput(system, 8, num_workers, found, None if found else "OSError: lost")
+
+    rows = [rate("SyncVectorEnv", 0, 9000.0), rate("ParallelVectorEnv", 2, 5000.0), rate("SB3 DummyVecEnv", 0, 8000.0)]
+    acting = [rate("AsyncWorkerPool, sync", 2, 3000.0), rate("RLlib env runners of 4 envs", 2, 1000.0)]
+
+    def fastest(*rows: Throughput) -> list[str]:
+        return [line for line in closing_lines(replace(a_report(), throughput=rows)) if line.startswith("Fastest")]
+
+    first = "Fastest with 8 envs: SyncVectorEnv, 9,000 env steps per second."
+    assert fastest(*rows) == [first]
+    also = (
+        "Fastest with 8 envs that also runs the policy: AsyncWorkerPool, sync, 2 workers, 3,000 env steps per second."
+    )
+    assert fastest(*rows, *acting) == [first, also]
+    assert fastest(*rows[1:], *acting)[0].startswith("Fastest with 8 envs: SB3 DummyVecEnv, 8,000 ")
+    assert fastest(rate("SyncVectorEnv", 0, None), rate("ParallelVectorEnv", 2, 5000.0))[0].startswith(
+        "Fastest with 8 envs: ParallelVectorEnv, 2 workers, 5,000 "
+    )
+    assert fastest(rate("SyncVectorEnv", 0, None)) == []
 
 
 @pytest.mark.parametrize(
@@ -351,6 +378,51 @@ def test_measurements_alternate_and_a_failure_ends_only_its_own_subject() -> Non
     assert found[2].failure == "OSError: no more processes"
     assert log == ["d", "a", "b", *"abdabd", "close b", "close a", "close d"]
     assert told[:4] == ["0 starting d", "0 starting a", "0 starting b", "0 starting c"]
+
+
+class Clock:
+    """A clock that only its users move, in place of the module ``time``."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def move(self, seconds: float) -> float:
+        self.now_s += max(seconds, 0.0)
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("starting_s", "closing_s", "overshoot_s", "total_s"),
+    [
+        (0.0, 0.0, 0.0, 60.0),
+        (3.0, 1.0, 0.0, 60.0),
+        (3.0, 1.5, 0.2, 60.0),
+        (20.0, 10.0, 0.0, 3 * 30.0 + 15.0),  # Measurements keep a quarter of the time.
+    ],
+)
+def test_the_time_of_a_benchmark_includes_starting_and_closing(
+    starting_s: float, closing_s: float, overshoot_s: float, total_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("parenv.bench.measuring.time", clock)
+
+    def opened() -> Opened:
+        clock.move(starting_s)
+        return Opened(
+            lambda seconds: clock.move(seconds + (overshoot_s if seconds else 0)), lambda: clock.move(closing_s)
+        )
+
+    subjects = [Subject(str(weight), opened, weight) for weight in (0.25, 1.0, 2.0)]
+    subjects.append(Subject("failing", lambda: Opened(lambda seconds: 1 / 0, lambda: None), 10.0))
+    found = interleaved(subjects, 5, 60.0, lambda doing, repeat, found: None)
+    assert [len(one.values) for one in found] == [5, 5, 5, 0]
+    assert clock.now_s == pytest.approx(total_s, rel=0.1)
+    light, middle, heavy, failed = (one.measured_s for one in found)
+    assert failed == 0.0
+    if not overshoot_s:
+        assert (middle / light, heavy / middle) == (pytest.approx(4.0), pytest.approx(2.0))
 
 
 def test_steps_of_one_step_episodes_are_measured_in_the_given_time() -> None:
