@@ -31,7 +31,9 @@ from __future__ import annotations
 import signal as _signal
 from collections.abc import Sequence
 from itertools import takewhile
+from traceback import extract_tb
 from types import TracebackType
+from typing import Any
 
 
 class ParenvError(Exception):
@@ -125,6 +127,8 @@ class SubEnvironmentError(ParenvError):
     no fuel 0 step
     """
 
+    _shown_with: int | None = None
+
     def __init__(
         self, message: str, *, worker: int = -1, env_id: int | None = None, doing: str = "", remote_traceback: str = ""
     ) -> None:
@@ -136,6 +140,8 @@ class SubEnvironmentError(ParenvError):
 
     def __str__(self) -> str:
         message = super().__str__()
+        if self._shown_with is not None:
+            return f"{message}, with the traceback of env_id {self._shown_with}"
         return f"{message}\n\n{_without_message(self.remote_traceback)}" if self.remote_traceback else message
 
 
@@ -362,11 +368,48 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return kept
 
 
+def shorten(error: BaseException) -> None:
+    """Shorten the traceback of an exception, unless it may be a bug of this package.
+
+    Frames of the user stay, such as those of an environment in this process, and so do causes. The context is hidden,
+    such as the end of a worker that was killed because of this exception.
+    """
+    said = (ParenvError, BaseExceptionGroup)
+    if (isinstance(error, said) or isinstance(error.__cause__, said)) and not isinstance(error, ProtocolError):
+        error.__suppress_context__ = True
+        error.__traceback__ = without_own_frames(error.__traceback__)
+
+
+def show_each_traceback_once(errors: Sequence[BaseException]) -> None:
+    """Shorten the texts of exceptions that will be shown together, of which many often come from the same line."""
+    shown: dict[Any, int | None] = {}
+    for error in errors:
+        error.__traceback__ = without_own_frames(error.__traceback__) or error.__traceback__
+        cause = error.__cause__
+        if not isinstance(cause, SubEnvironmentError):
+            continue
+        frames = _without_message(cause.remote_traceback) or [str(one) for one in extract_tb(error.__traceback__)]
+        first = shown.setdefault(str(frames), cause.env_id)
+        if first != cause.env_id:
+            error.__traceback__, cause._shown_with = None, first
+
+
 def _without_message(trace: str) -> str:
     """Return a traceback as text up to its last frame. Type and message are printed with the exception."""
     before, header, last = trace.rpartition("Traceback (most recent call last):\n")
     frames = takewhile(lambda line: line.startswith(" "), last.splitlines(keepends=True))
     return f"{before}{header}{''.join(frames).rstrip()}" if header else trace
+
+
+def embedded(text: object) -> str:
+    """Return a sentence of another error for use inside a sentence, without its full stop.
+
+    >>> f"The id must be registered: {embedded(KeyError('no module.'))}. Import the package."
+    "The id must be registered: 'no module.'. Import the package."
+    >>> f"The id must be registered: {embedded(ValueError('it does not exist.'))}. Import the package."
+    'The id must be registered: it does not exist. Import the package.'
+    """
+    return str(text).rstrip().rstrip(".")
 
 
 def span(env_ids: Sequence[int]) -> str:

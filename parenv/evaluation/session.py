@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from parenv.errors import HostLostError
+from parenv.errors import HostLostError, WorkerMemoryError
 from parenv.evaluation.arguments import EvaluationPlan
 from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
 from parenv.evaluation.results import EvaluatedEpisode
@@ -17,7 +17,7 @@ from parenv.memory.status_slot import header_bytes
 from parenv.policy.assignment import UNNAMED
 from parenv.protocol.messages import Failure
 from parenv.supervision.calls import start_workers
-from parenv.supervision.failures import ended_by, from_failure
+from parenv.supervision.failures import ended_by
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Lost
 from parenv.supervision.workers import FOREVER_S
@@ -202,10 +202,11 @@ class EvaluationSession:
         if failure.doing in _BEFORE_STEPS and is_new:
             raise self._in_words(failure, place, episode)
         error = f"{failure.kind[1]}: {failure.message}"
+        if isinstance(made := self._supervisor.workers.error_of(failure, place.worker), WorkerMemoryError):
+            error = f"WorkerMemoryError: {made}"
         return self._repeated(queue, LostEpisode(episode, True, "environment_error", error))
 
     def _in_words(self, failure: Failure, place: Place, episode: QueuedEpisode) -> Exception:
-        workers = self._supervisor.workers
-        error = from_failure(failure, place.worker, workers.pid(place.worker), workers.env_ids(place.worker))
+        error = self._supervisor.workers.error_of(failure, place.worker)
         error.args = (f"task {episode.task!r}: {error.args[0] if error.args else error}",)
         return error

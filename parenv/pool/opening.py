@@ -54,7 +54,8 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         versions = Versions(job.policies, arena.writers, job.places, job.settings, plan.max_frozen, num_workers)
         names = tuple(job.policies) if job.is_named else ()
         placement = _placement_for(plan, VersionMap(names, arena.maps, lambda number: versions.tables[number]))
-        workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
+        limit = None if plan.inline else job.options.max_memory_bytes
+        workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker, limit)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
 
         def tell(event: Lost | Back) -> None:

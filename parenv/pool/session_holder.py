@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from parenv.errors import ParenvError, PoolBusyError, ProtocolError, without_own_frames
+from parenv.errors import PoolBusyError, shorten
 from parenv.experience.episodes import EvaluationResult
 from parenv.options import Stop, WorkerOptions
 from parenv.pool.stream_counts import StreamCounts, StreamLog
@@ -128,7 +128,7 @@ class SessionHolder(Generic[S]):
         try:
             self._session = open_session()
         except BaseException as error:
-            _shorten(error)
+            shorten(error)
             raise
         self._one_thread = OneIterator(self, what, self._session)
 
@@ -194,19 +194,7 @@ class _Use(Generic[S]):
             finally:
                 self._deferred.__exit__(kind)
         if error is not None:
-            _shorten(error)
-
-
-def _shorten(error: BaseException) -> None:
-    """Shorten the traceback of an exception, unless it may be a bug of this package.
-
-    Frames of the user stay, such as those of an environment in this process, and so do causes. The context is hidden,
-    such as the end of a worker that was killed because of this exception.
-    """
-    said = isinstance(error, ParenvError) or isinstance(error.__cause__, ParenvError)
-    if said and not isinstance(error, ProtocolError):
-        error.__suppress_context__ = True
-        error.__traceback__ = without_own_frames(error.__traceback__)
+            shorten(error)
 
 
 ITEMS_BEFORE_WARNING = 100

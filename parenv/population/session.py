@@ -31,7 +31,6 @@ from parenv.population.schedule import (
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Failure
 from parenv.supervision.calls import start_workers
-from parenv.supervision.failures import from_failure
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Event, Lost, Supervisor
 from parenv.supervision.workers import FOREVER_S
@@ -182,9 +181,7 @@ class PopulationSession(Session):
         except Exception as error:  # The worker has raised an error outside the member's code, such as SystemExit.
             return self._death(error)
         if "failure" in answer:
-            workers = self._supervisor.workers
-            failure = Failure(*answer["failure"])
-            return self._death(from_failure(failure, worker, workers.pid(worker), workers.env_ids(worker)))
+            return self._death(self._supervisor.workers.error_of(Failure(*answer["failure"]), worker))
         if worker >= self.plan.num_local:
             answer["state_bytes"] = self._places.write(begun.target, answer.pop("state"))
         self._check_memory(int(answer["state_bytes"]))

@@ -46,7 +46,8 @@ def start_workers(
     buffer = memory.map()
     progress = [StatusSlot(buffer, worker) for worker in range(len(job.shares))]
     where = inline_placement(lambda: job) if inline else worker_placement(placement, None, job.options)
-    workers = Workers(where, progress, job.shares)
+    limit = None if inline else job.options.max_memory_bytes
+    workers = Workers(where, progress, job.shares, max_memory_bytes=limit)
     launch = with_launch(memory.fd)
     # A worker begins when it gets its layout, whose fields are empty because no rollout leaves the worker.
     layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from parenv.errors import (
     HostLostError,
@@ -16,6 +16,8 @@ from parenv.errors import (
     WorkerMemoryError,
     WorkerTimeoutError,
     during,
+    embedded,
+    show_each_traceback_once,
     span,
 )
 from parenv.experience.endings import ENVIRONMENT_ERROR, HOST_LOST, RESTARTED, STEP_TIMEOUT, WORKER_DIED
@@ -23,16 +25,20 @@ from parenv.experience.failures import Failure as EnvFailure
 from parenv.placement.base import Ended
 from parenv.protocol.messages import Failure
 
+_E = TypeVar("_E", bound=BaseException)
 NOT_STARTED = "being started"
 """Operation of a worker that has no process."""
 
 
-def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]) -> Exception:
+def from_failure(
+    failure: Failure, worker: int, pid: int, env_ids: Sequence[int], max_memory_bytes: int | None = None
+) -> Exception:
     """Return the exception of a worker in its own type, with its place as the cause.
 
     The type must be imported in this process already. A type that cannot be made from a text and attributes becomes its
     nearest base that can. ``SystemExit``, ``KeyboardInterrupt`` and types that are not found here become
-    :class:`~parenv.errors.WorkerError`.
+    :class:`~parenv.errors.WorkerError`. A ``MemoryError`` of a worker with a limit becomes
+    :class:`~parenv.errors.WorkerMemoryError`.
     """
     env_id = failure.env_id if failure.env_id >= 0 else None
     cause = where_it_happened(worker, pid, env_id, failure.doing, failure.traceback)
@@ -42,6 +48,9 @@ def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]
         error: Exception = WorkerError(
             f"{name}: {failure.message}", worker=worker, env_ids=env_ids, pid=pid, doing=failure.doing
         )
+    elif max_memory_bytes is not None and issubclass(kind, MemoryError) and not issubclass(kind, WorkerMemoryError):
+        own = f"{failure.kind[1]}: {failure.message}".removesuffix(": ")
+        error = at_memory_limit(own, worker, pid, env_ids, failure.doing, max_memory_bytes)
     elif issubclass(kind, SubEnvironmentError):
         where = f"env_id {env_id}: {failure.message}" if env_id is not None else failure.message
         error = kind(where, worker=worker, env_id=env_id, doing=failure.doing)
@@ -50,6 +59,9 @@ def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]
         message = f"{name}: {failure.message}" if is_base else failure.message
         error = _made(kind, message, failure.attributes)
         error.args = (message,)
+        if isinstance(error, WorkerError):
+            # A step worker of this worker has failed. Its number is not a number of the main process.
+            error.worker, error.env_ids, error.pid, error.doing = worker, tuple(env_ids), pid, failure.doing
     error.__cause__ = cause
     return error
 
@@ -60,12 +72,27 @@ def env_id_of(error: BaseException) -> int | None:
     return where.env_id if isinstance(where, SubEnvironmentError) else None
 
 
+def at_memory_limit(
+    message: str, worker: int, pid: int, env_ids: Sequence[int], doing: str, max_memory_bytes: int
+) -> WorkerMemoryError:
+    """Return the error for a worker that has probably reached its memory limit, and the text of its own error."""
+    return WorkerMemoryError(
+        f"worker {worker} (env_ids {span(env_ids)}) has probably reached max_memory_bytes={max_memory_bytes:,} "
+        f"{during(doing)}. Raise the limit, or look for a memory leak. {message}",
+        worker=worker,
+        env_ids=env_ids,
+        pid=pid,
+        doing=doing,
+    )
+
+
 def raise_all(errors: Sequence[BaseException]) -> None:
     """Raise one exception as it is, the first of several of one type with the group as its cause, or else the group."""
     if not errors:
         return
     if len(errors) == 1:
         raise errors[0]
+    show_each_traceback_once(errors)
     group = BaseExceptionGroup(f"{len(errors)} sub-environments or workers failed", errors)
     if len(set(map(type, errors))) > 1:
         raise group
@@ -76,7 +103,7 @@ def _twin(error: BaseException) -> BaseException:
     """Return a copy of an exception, so that the one in the group keeps its own cause."""
     kind = type(error)
     try:
-        twin = kind.__new__(kind, *error.args)
+        twin = _new(kind, *error.args)
         vars(twin).update(vars(error))
         return twin.with_traceback(error.__traceback__) if str(twin) == str(error) else error
     except Exception:
@@ -146,7 +173,7 @@ def failure_of_worker(worker: int, reason: Exception) -> EnvFailure:
 
 def not_started(worker: int, env_ids: Sequence[int], why: str) -> WorkerError:
     """Return the error for a worker without a process, and the reason."""
-    message = f"worker {worker} (env_ids {span(env_ids)}) could not be started: {why.rstrip('.')}."
+    message = f"worker {worker} (env_ids {span(env_ids)}) could not be started: {embedded(why)}."
     return WorkerError(message, worker=worker, env_ids=env_ids, doing=NOT_STARTED)
 
 
@@ -187,6 +214,15 @@ def _can_be_made(kind: type[Exception], attributes: Mapping[str, Any]) -> bool:
 
 def _made(kind: type[Exception], message: str, attributes: Mapping[str, Any]) -> Exception:
     # __init__ is not called, because it may need other arguments than a message.
-    error = kind.__new__(kind, message)
+    error = _new(kind, message)
     vars(error).update(attributes)
     return error
+
+
+def _new(kind: type[_E], *args: Any) -> _E:
+    """Return an exception without a call of ``__init__``."""
+    try:
+        return kind.__new__(kind, *args)
+    except TypeError:
+        # Python refuses MemoryError.__new__ for a class that has MemoryError as its second base.
+        return Exception.__new__(kind, *args)

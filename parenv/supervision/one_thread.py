@@ -6,9 +6,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
+from types import TracebackType
 from typing import Protocol
 
-from parenv.errors import PoolBusyError, PoolClosedError
+from parenv.errors import PoolBusyError, PoolClosedError, shorten
 from parenv.process.forks import Owner
 from parenv.transport.interrupts import Deferred, HandlersDeferred, Heard
 from parenv.transport.waiting import MAX_WAIT_S
@@ -94,8 +95,19 @@ class OneThread:
             self.end()
             self.check_open()
 
-    def end(self, *raised: object) -> None:
-        """End a call, and close the pool if a close was requested during the call."""
+    def end(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """End a call, and close the pool if a close was requested during the call.
+
+        Args:
+            kind: Type of the exception of the call, or ``None``.
+            error: Exception of the call, whose traceback is shortened.
+            trace: Traceback of the exception.
+        """
         # This comes first, because a signal handler that finds a call in progress leaves the closing to the next lines.
         self.busy = False
         try:
@@ -103,6 +115,8 @@ class OneThread:
                 self._close_now()
         finally:
             self._lock.release()
+        if error is not None:
+            shorten(error)
 
     __enter__, __exit__ = begin, end
 

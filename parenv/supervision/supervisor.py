@@ -18,7 +18,6 @@ from parenv.errors import (
     WorkerError,
     WorkerMemoryError,
     WorkerTimeoutError,
-    during,
     span,
 )
 from parenv.memory.status_slot import WAITING_FOR_A_HOST
@@ -27,7 +26,7 @@ from parenv.placement.base import Launch, drained
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Message, Ready, StepReady
-from parenv.supervision.failures import NOT_STARTED, failing_worker, not_started
+from parenv.supervision.failures import NOT_STARTED, at_memory_limit, failing_worker, not_started
 from parenv.supervision.questions import NO_WEIGHTS, Questions
 from parenv.supervision.stacks import shown_stack, timeout_error
 from parenv.supervision.watch import KILLED, STARTING, Watch
@@ -207,7 +206,7 @@ class Supervisor:
             reason = self._killed.pop(worker, None)
             self._lost(worker, self._with_likely_cause(error) if reason is None else reason)
         elif self._product.processes and worker >= 0 and self._ends_only_its_worker(error, operation):
-            self._kill(worker, self._with_likely_cause(error))
+            self._kill(worker, error)
         else:
             gone = not self._product.processes and not self.workers.placement.alive()
             self.over = self.over or gone or (worker >= 0 and self.workers.is_done(worker))
@@ -215,21 +214,15 @@ class Supervisor:
 
     def _ends_only_its_worker(self, error: Exception, operation: str) -> bool:
         """Return whether a restart of the worker can help, so that the user need not see the error."""
-        if isinstance(error, ProtocolError) or (isinstance(error, MemoryError) and self._options.max_memory_bytes):
+        if isinstance(error, ProtocolError | WorkerMemoryError):
             return True
         return self._options.on_env_error == "restart_worker" and operation in _IN_ENVIRONMENT
 
     def _with_likely_cause(self, error: Exception) -> Exception:
-        limit, workers = self._options.max_memory_bytes, self.workers
-        worker, operation = failing_worker(error)
-        crashed = isinstance(error, WorkerDiedError) and error.signal in _CRASHES
-        if limit is None or not (crashed or isinstance(error, MemoryError)):
+        limit = self._options.max_memory_bytes
+        if limit is None or not isinstance(error, WorkerDiedError) or error.signal not in _CRASHES:
             return error
-        return WorkerMemoryError(
-            f"worker {worker} (env_ids {span(workers.env_ids(worker))}) has probably reached "
-            f"max_memory_bytes={limit:,} {during(operation)}. Raise the limit, or look for a memory leak. {error}",
-            **(workers.about(worker) | {"doing": operation}),
-        )
+        return at_memory_limit(str(error), error.worker, error.pid, error.env_ids, error.doing, limit)
 
     def _kill(self, worker: int, reason: Exception) -> None:
         # The traceback is removed, because its frames would keep the memory of the pool. The first reason counts:

@@ -74,6 +74,7 @@ class Workers:
         first_env_id: First sub-environment of the first worker.
         first_worker: Number of workers of other learners before these. If a factory makes whole vector envs, each of
             those workers has as many sub-environments as each of these.
+        max_memory_bytes: Memory limit of each worker process, or ``None``.
 
     Attributes:
         placement: Placement of the workers.
@@ -96,11 +97,13 @@ class Workers:
         shares: Sequence[int],
         first_env_id: int = 0,
         first_worker: int = 0,
+        max_memory_bytes: int | None = None,
     ) -> None:
         self.placement, self._progress = placement, progress
         self._processes = [_Process(Sender(worker, 0)) for worker in range(len(shares))]
         self.shares = list(shares)
         self.first_env_id, self._first_worker = first_env_id, first_worker
+        self._max_memory_bytes = max_memory_bytes
         self.calls: dict[int, Question] = {}
         self._events: deque[Event] = deque()
         self.commits: deque[Committed] = deque()
@@ -126,6 +129,10 @@ class Workers:
     def about(self, worker: int) -> dict[str, Any]:
         """Return the attributes of an error about a worker."""
         return {"worker": worker, "env_ids": self.env_ids(worker), "pid": self.pid(worker), "doing": self.doing(worker)}
+
+    def error_of(self, failure: Failure, worker: int) -> Exception:
+        """Return the exception that a worker has reported."""
+        return from_failure(failure, worker, self.pid(worker), self.env_ids(worker), self._max_memory_bytes)
 
     def liveness_token(self, worker: int) -> tuple[Any, ...]:
         """Return a value that changes with each operation of a worker, each request and each answer."""
@@ -327,7 +334,7 @@ class Workers:
 
     def _hear_failure(self, process: _Process, message: Failure) -> None:
         worker = process.sender.worker
-        error = from_failure(message, worker, self.pid(worker), self.env_ids(worker))
+        error = self.error_of(message, worker)
         if isinstance(error, Warning):
             self.warn(str(error))
         elif message.call < 0:

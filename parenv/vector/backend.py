@@ -110,7 +110,8 @@ class Backend:
         _, said, _, heartbeats = status_slots(head, len(all_shares)).T
         self._said, self._heartbeats = said[:count], heartbeats[:count]
         self._status = [StatusSlot(head, worker) for worker in range(len(all_shares))]
-        self.workers = Workers(self._placement, self._status, self._shares)
+        limit = job.options.max_memory_bytes if count else None
+        self.workers = Workers(self._placement, self._status, self._shares, max_memory_bytes=limit)
         self.side_data, self.step_errors = self.workers.side_data, self.workers.step_errors
         self.warn = self.workers.warn
         self._spoke, self._any_infos = self._status[0].spoke, self._status[0].any_infos

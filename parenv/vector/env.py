@@ -10,6 +10,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.argument_checks import at_least
+from parenv.errors import shorten
 from parenv.options import Placing, WorkerOptions
 from parenv.supervision.one_thread import OneThread
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
@@ -142,7 +143,11 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = plan.job.autoreset_mode
-        plan, session, self.measured_step_s = begin(plan, copy)
+        try:
+            plan, session, self.measured_step_s = begin(plan, copy)
+        except BaseException as error:
+            shorten(error)
+            raise
         self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
         self._session = session
         self._pending, self._is_closed = _IDLE, False

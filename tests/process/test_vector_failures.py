@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from parenv import (
     SubEnvironmentError,
     WorkerDiedError,
     WorkerError,
+    WorkerMemoryError,
     WorkerOptions,
     WorkerTimeoutError,
 )
@@ -89,6 +91,10 @@ def raise_error() -> None:
     error = SimulatorError("the motor is hot")
     error.code, error.log = 3, np.arange(4)
     raise error
+
+
+def take_a_gigabyte() -> Any:
+    return np.ones(1 << 27)
 
 
 def run_into_it(envs: ParallelVectorEnv) -> None:
@@ -159,6 +165,64 @@ def test_exceptions_of_one_type_raise_the_first_with_a_group_as_cause(num_worker
         assert sorted(cause.env_id for cause in causes if isinstance(cause, SubEnvironmentError)) == [1, 2, 4]
         observations, *_ = envs.step(actions_for())
         assert observations[:, 0].tolist() == list(range(N))
+
+
+@pytest.mark.parametrize(
+    "where", ["step", *(pytest.param(where, marks=pytest.mark.more) for where in ("constructor", "reset", "call"))]
+)
+@pytest.mark.parametrize("caller_steps", [False, pytest.param(True, marks=pytest.mark.more)])
+def test_an_environment_that_reaches_the_memory_limit_of_its_worker_raises_a_memory_error_with_both(
+    where: str, caller_steps: bool
+) -> None:
+    def reach_the_limit() -> None:
+        factories, limited = (
+            some_faulty(where, take_a_gigabyte, which=(1,)),
+            WorkerOptions(max_memory_bytes=300_000_000),
+        )
+        envs = ParallelVectorEnv(factories, num_workers=2 - caller_steps, caller_steps=caller_steps, workers=limited)
+        with contextlib.closing(envs):
+            envs.reset()
+            envs.step(actions_for(1))
+            envs.call("poke")
+
+    with pytest.raises(WorkerMemoryError, match=r"^worker 0 \(env_ids 0-2\) .*max_memory_bytes=300,000,000 ") as raised:
+        reach_the_limit()
+    assert isinstance(raised.value, MemoryError)
+    assert (raised.value.worker, raised.value.env_ids) == (0, (0, 1, 2))
+    assert isinstance(raised.value.__cause__, SubEnvironmentError)
+    assert raised.value.__cause__.env_id == 1
+
+
+def test_a_memory_error_without_a_limit_keeps_its_type() -> None:
+    def refuse() -> None:
+        raise MemoryError("the simulator is full")
+
+    with contextlib.closing(ParallelVectorEnv(some_faulty("step", refuse), num_workers=2)) as envs:
+        envs.reset()
+        with pytest.raises(MemoryError, match=r"^the simulator is full$") as raised:
+            envs.step(actions_for(3))
+    assert type(raised.value) is MemoryError
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("which", [(1,), tuple(range(N))])
+def test_a_traceback_has_only_frames_of_the_user_and_each_of_them_once(
+    num_workers: int, which: tuple[int, ...]
+) -> None:
+    with contextlib.closing(
+        ParallelVectorEnv(some_faulty("step", raise_error, which), num_workers=num_workers)
+    ) as envs:
+        envs.reset()
+        with pytest.raises(SimulatorError) as raised:
+            envs.step(actions_for(*which))
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "/parenv/" not in shown
+    assert shown.endswith("SimulatorError: the motor is hot\n")
+    assert 1 <= shown.count(", in raise_error\n") <= 2, "in the group, and above the exception that is raised"
+    if len(which) > 1:
+        assert shown.count(", with the traceback of env_id 0\n") == len(which) - 1
+        causes = [error.__cause__ for error in raised.value.__cause__.exceptions]
+        assert len({cause.remote_traceback for cause in causes}) == 1, "each exception keeps it as an attribute"
 
 
 @pytest.mark.more

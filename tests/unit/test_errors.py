@@ -24,6 +24,7 @@ from parenv.errors import (
     SubEnvironmentError,
     WorkerDiedError,
     WorkerError,
+    WorkerMemoryError,
     WorkerTimeoutError,
     during,
 )
@@ -171,3 +172,23 @@ def test_every_error_is_in_the_tree_of_the_docstring() -> None:
     for name, kind in defined.items():
         assert issubclass(kind, ParenvError)
         assert f" {name} " in errors.__doc__.replace("\n", " ") + " ", f"{name} is not in the tree"
+
+
+def test_a_memory_error_of_a_worker_with_a_limit_has_the_limit_and_its_cause() -> None:
+    failure = failure_of(MemoryError("512 MiB"), "step", 3)
+    assert type(from_failure(failure, 1, 7, [2, 3])) is MemoryError
+    error = from_failure(failure, 1, 7, [2, 3], max_memory_bytes=5_000)
+    assert isinstance(error, WorkerMemoryError)
+    assert str(error).startswith(
+        "worker 1 (env_ids 2-3) has probably reached max_memory_bytes=5,000 during env.step()."
+    )
+    assert str(error).endswith(" MemoryError: 512 MiB")
+    assert (error.worker, error.env_ids, error.pid, error.doing) == (1, (2, 3), 7, "step")
+
+
+def test_an_error_of_a_step_worker_is_about_the_worker_to_which_it_belongs() -> None:
+    inner = WorkerMemoryError("the step worker is full", worker=5, env_ids=[0], pid=9, doing="reset")
+    error = from_failure(failure_of(inner, "step", -1), 1, 7, [2, 3], max_memory_bytes=5_000)
+    assert isinstance(error, WorkerMemoryError)
+    assert str(error) == "the step worker is full"
+    assert (error.worker, error.env_ids, error.pid, error.doing) == (1, (2, 3), 7, "step")
