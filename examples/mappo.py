@@ -4,7 +4,7 @@ Multi-Agent PPO (Yu et al., 2022, arXiv:2103.01955). Each agent acts on its own 
 training needs, evaluates the state of the whole environment. The agents have to cover three landmarks and avoid
 collisions. Training stops when the mean return of all agents over the last 100 episodes reaches `--stop-return`.
 
-    pip install "parenv[agents]"
+    pip install ".[agents]"
     python examples/mappo.py --num-workers 2
 
 prints the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the end.

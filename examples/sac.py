@@ -5,7 +5,7 @@ gradient (Lillicrap et al., 2016, arXiv:1509.02971), or twin delayed DDPG (Fujim
 Workers collect and the learner updates without waiting for each other. A rate limiter keeps the number of samples per
 inserted transition near `--samples-per-insert`, so that the result does not depend on their relative speed.
 
-    pip install "parenv[sb3]"
+    pip install ".[sb3]"
     python examples/sac.py --algorithm sac
     python examples/sac.py --algorithm td3
 
@@ -35,7 +35,7 @@ try:
     from stable_baselines3.common.buffers import ReplayBuffer
     from stable_baselines3.common.type_aliases import ReplayBufferSamples
 except ImportError:
-    raise SystemExit('sac.py needs the replay buffer of Stable-Baselines3: pip install "parenv[sb3]"') from None
+    raise SystemExit('sac.py needs the replay buffer of Stable-Baselines3: pip install ".[sb3]"') from None
 
 
 @dataclass

@@ -3,7 +3,7 @@
 `vec_env_cls=ParallelVecEnv` is the only change of a program for Stable-Baselines3. The hyperparameters come from
 RL Baselines3 Zoo. Training stops when the mean return of the last 100 episodes reaches `--stop-return`.
 
-    pip install "parenv[sb3]"
+    pip install ".[sb3]"
     python examples/sb3_ppo.py --num-workers 2
 
 prints the env steps, the seconds and the mean return of the last 100 episodes, every 2,048 env steps and at the end.
@@ -26,7 +26,7 @@ try:
 
     from parenv.adapters.sb3 import ParallelVecEnv
 except ImportError:
-    raise SystemExit('sb3_ppo.py needs Stable-Baselines3: pip install "parenv[sb3]"') from None
+    raise SystemExit('sb3_ppo.py needs Stable-Baselines3: pip install ".[sb3]"') from None
 
 
 @dataclass

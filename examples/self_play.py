@@ -5,7 +5,7 @@ itself. In the other half, its opponent is a random player or an earlier version
 keeps. An agent that plays only against its newest version may forget how to beat earlier versions (see AlphaStar,
 Vinyals et al., 2019, Nature 575:350-354). The scores at the end show whether it has.
 
-    pip install "parenv[agents]"
+    pip install ".[agents]"
     python examples/self_play.py --num-workers 2 --plot league.png
 
 prints a line for each version that joins the league. The last lines have the Elo rating of each version, the mean score

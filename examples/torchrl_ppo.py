@@ -4,7 +4,7 @@ The actor, `GAE` and `ClipPPOLoss` come from TorchRL, and the pool replaces a co
 `rollout.to_tensordict()` has the keys of a collector's batch, and `pool.publish(actor)` replaces
 `update_policy_weights_()`. Training stops when the mean return of the last 100 episodes reaches `--stop-return`.
 
-    pip install "parenv[torchrl]"
+    pip install ".[torchrl]"
     python examples/torchrl_ppo.py --num-workers 2
 
 prints the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the end.
@@ -30,7 +30,7 @@ try:
 
     from parenv.adapters.torchrl import TensorDictPolicy
 except ImportError:
-    raise SystemExit('torchrl_ppo.py needs TorchRL: pip install "parenv[torchrl]"') from None
+    raise SystemExit('torchrl_ppo.py needs TorchRL: pip install ".[torchrl]"') from None
 
 
 @dataclass

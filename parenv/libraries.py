@@ -17,6 +17,15 @@ def installed_version(package: str) -> str | None:
         return None
 
 
+def install_command(extra: str, upgrade: bool = False) -> str:
+    """Return the command that installs an extra of parenv, which is installed from a clone.
+
+    >>> print(install_command("bench"))
+    pip install ".[bench]" (in a clone of parenv)
+    """
+    return f'pip install {"--upgrade " * upgrade}".[{extra}]" (in a clone of parenv)'
+
+
 def require(module: str, by: str, extra: str) -> Any:
     """Import a module of a library that an extra of parenv installs.
 
@@ -33,6 +42,5 @@ def require(module: str, by: str, extra: str) -> Any:
     except ImportError as error:
         library = module.partition(".")[0]
         raise ConfigurationError(
-            f"{by} needs {library}, which is not installed. Run: "
-            f'pip install "parenv[{extra}]", or in a clone: pip install -e ".[{extra}]"'
+            f"{by} needs {library}, which is not installed. Run: {install_command(extra)}"
         ) from error

@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -142,6 +143,18 @@ def test_every_block_of_output_has_text() -> None:
     for page in PAGES:
         for language, begun, lines, _ in blocks(page):
             assert "".join(lines).strip(), f"{page}:{begun} has an empty block of {language or 'text'}"
+
+
+def test_extras_are_installed_from_a_clone_because_no_index_has_parenv() -> None:
+    sources = [path for folder in ("parenv", "examples", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.*")]
+    for path in [*sources, ROOT / "README.md"]:
+        if path.suffix in (".py", ".md", ".ipynb"):
+            assert not re.search(r"pip install .*parenv\[", path.read_text()), path
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for path in sources:
+        if path.suffix == ".py":
+            named = re.findall(r'\brequire\([^()]*, "(\w+)"\)|install_command\("(\w+)"', path.read_text())
+            assert {first or second for first, second in named} <= extras.keys(), path
 
 
 def test_every_command_of_parenv_can_be_parsed() -> None:

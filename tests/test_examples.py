@@ -158,14 +158,14 @@ def test_every_flag_of_an_example_is_explained_and_has_one_spelling(
 def test_without_stable_baselines_an_example_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for loaded in ["stable_baselines3", *(one for one in sys.modules if one.startswith("stable_baselines3."))]:
         monkeypatch.setitem(sys.modules, loaded, None)
-    assert re.fullmatch(rf'{name}\.py .* Stable-Baselines3: pip install "parenv\[sb3\]"', help_of(name, monkeypatch))
+    assert re.fullmatch(rf'{name}\.py .* Stable-Baselines3: pip install "\.\[sb3\]"', help_of(name, monkeypatch))
 
 
 def test_without_torchrl_its_example_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for loaded in ["torchrl", "torchrl.modules", "tensordict", "tensordict.nn"]:
         monkeypatch.setitem(sys.modules, loaded, None)
     shown = help_of("torchrl_ppo", monkeypatch)
-    assert re.fullmatch(r'torchrl_ppo\.py .* TorchRL: pip install "parenv\[torchrl\]"', shown)
+    assert re.fullmatch(r'torchrl_ppo\.py .* TorchRL: pip install "\.\[torchrl\]"', shown)
 
 
 @pytest.mark.more

@@ -15,7 +15,7 @@ def needed(adapter: str, library: str, install: str) -> Iterator[None]:
     Args:
         adapter: Name of the adapter's module.
         library: Name of the library.
-        install: Argument of ``pip install``.
+        install: Command that installs the library.
 
     Raises:
         ImportError: The library cannot be imported.
@@ -24,7 +24,7 @@ def needed(adapter: str, library: str, install: str) -> Iterator[None]:
         yield
     except ImportError as error:
         what = f"parenv.adapters.{adapter} needs {library}, which is not installed"
-        raise ImportError(f"{what}. Run: pip install {install}") from error
+        raise ImportError(f"{what}. Run: {install}") from error
 
 
 def check_version(package: str, least: str, install: str) -> None:

@@ -470,7 +470,7 @@ def test_workers_that_do_not_use_stable_baselines_do_not_import_it() -> None:
 def test_without_stable_baselines_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.vec_env.base_vec_env", None)
     monkeypatch.delitem(sys.modules, "parenv.adapters.sb3")
-    with pytest.raises(ImportError, match=r'pip install "parenv\[sb3\]"'):
+    with pytest.raises(ImportError, match=r'Run: pip install "\.\[sb3\]"'):
         import parenv.adapters.sb3  # noqa: F401
 
 

@@ -376,7 +376,7 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatc
     two_workers(tmp_path / "trace.json")
     with pytest.raises(
         ConfigurationError,
-        match=r'needs matplotlib, which is not installed. Run: pip install "parenv\[bench\]", or in a clone',
+        match=r'needs matplotlib, which is not installed. Run: pip install "\.\[bench\]" \(in a clone',
     ):
         report(tmp_path)
 

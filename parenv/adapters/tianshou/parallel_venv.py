@@ -18,7 +18,7 @@ from parenv.options import WorkerOptions
 from parenv.vector.arguments import each_seed
 from parenv.vector.library_vector_env import LibraryVectorEnv
 
-with needed("tianshou", "Tianshou", "tianshou"):
+with needed("tianshou", "Tianshou", "pip install tianshou"):
     from tianshou.env import BaseVectorEnv
 
 check_version("tianshou", "1.0", "pip install --upgrade tianshou")

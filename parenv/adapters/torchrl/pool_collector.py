@@ -7,15 +7,16 @@ from typing import Any
 
 from parenv.adapters.library_version import check_version, needed
 from parenv.errors import ConfigurationError
+from parenv.libraries import install_command
 from parenv.options import Stop
 from parenv.policy.policy import Action, Policy, is_module
 from parenv.pool.pool import AsyncWorkerPool
 
-with needed("torchrl", "TorchRL", '"parenv[torchrl]"'):
+with needed("torchrl", "TorchRL", install_command("torchrl")):
     import tensordict as _tensordict  # noqa: F401
     import torchrl as _torchrl  # noqa: F401
 
-check_version("torchrl", "0.9", 'pip install --upgrade "parenv[torchrl]"')
+check_version("torchrl", "0.9", install_command("torchrl", upgrade=True))
 
 
 class TensorDictPolicy(Policy):

@@ -322,7 +322,7 @@ def test_a_shutdown_of_ray_is_reported_and_ray_is_left_as_it_is(
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "parenv\[ray\]"'):
+    with pytest.raises(ConfigurationError, match=r'pip install "\.\[ray\]"'):
         RayHosts(RayPlacement(1), ENTRY, RESTART)
 
 
