@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,26 +68,45 @@ def add_eval_command(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     policy, checkpoint = _policy(options.policy, options.agent)
     more: dict[str, Any] = {} if options.success is None else {"success": options.success}
-    report = evaluate(
-        policy,
-        _tasks(options.envs),
-        episodes=options.episodes,
-        num_workers=options.num_workers,
-        num_envs=options.num_envs,
-        out=options.out,
-        resume=options.resume,
-        seed=options.seed,
-        deterministic=not options.stochastic,
-        retries=options.retries,
-        max_episode_steps=options.max_episode_steps,
-        videos=options.videos,
-        infos=options.infos,
-        checkpoint=checkpoint,
-        workers=WorkerOptions(device=options.device, step_workers=options.step_workers),
-        progress=True,
-        **more,
-    )
+    with _named_results(options.out):
+        report = evaluate(
+            policy,
+            _tasks(options.envs),
+            episodes=options.episodes,
+            num_workers=options.num_workers,
+            num_envs=options.num_envs,
+            out=options.out,
+            resume=options.resume,
+            seed=options.seed,
+            deterministic=not options.stochastic,
+            retries=options.retries,
+            max_episode_steps=options.max_episode_steps,
+            videos=options.videos,
+            infos=options.infos,
+            checkpoint=checkpoint,
+            workers=WorkerOptions(device=options.device, step_workers=options.step_workers),
+            progress=True,
+            **more,
+        )
     print(report)
+
+
+@contextlib.contextmanager
+def _named_results(out: Path | None) -> Iterator[None]:
+    """Name the file with the episodes so far, and the way to continue, if an evaluation ends early."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except BaseException:
+        if out is None:
+            end = "no results are stored. Pass --out PATH to store each episode"
+        elif not out.exists():
+            end = f"{out} has not been written yet. Run the command again"
+        else:
+            end = f"the episodes so far are in {out}. Run the command again with --resume to continue"
+        print(f"parenv eval: {end}.", file=sys.stderr)
+        raise
 
 
 def _policy(name: str, agent: str | None) -> tuple[Any, Path | None]:

@@ -20,7 +20,7 @@ from parenv.bench.output_files import check_plotting, check_writable, write_text
 from parenv.bench.run_report import report
 from parenv.bench.setting_advice import advise
 from parenv.cli.evaluate import add_eval_command
-from parenv.cli.help import ENV_HELP, add_command, given, with_examples
+from parenv.cli.help import ENV_HELP, add_command, given, with_examples, with_flags
 from parenv.cli.hosts import add_keys_command, add_worker_command
 from parenv.cli.play import add_play_command
 from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options) or 0)
     except ParenvError as error:
-        print(f"parenv {options.command}: {error}\n{user_frames(error)}", end="", file=sys.stderr)
+        message = with_flags(str(error), options)
+        print(f"parenv {options.command}: {message}\n{user_frames(error)}", end="", file=sys.stderr)
         return WRONG_ARGUMENTS if isinstance(error, ConfigurationError) else FAILED
     except KeyboardInterrupt:
         print(f"parenv {options.command}: interrupted", file=sys.stderr)

@@ -45,8 +45,9 @@ from parenv.bench.measuring import (
 )
 from parenv.bench.setting_advice import advise
 from parenv.bench.subjects import acting, random_rows, step_cost
+from parenv.cli import evaluate as evaluate_module
 from parenv.cli.main import main, parser
-from parenv.errors import ConfigurationError, RestartLimitError
+from parenv.errors import ConfigurationError, RestartLimitError, WorkerError
 from parenv.memory.spaces import leaves
 from parenv.policy.devices import on_device
 from parenv.worker.actor import Actor
@@ -150,6 +151,49 @@ def test_the_fastest_system_may_be_of_another_library_and_a_system_that_also_act
         "Fastest with 8 envs: ParallelVectorEnv, 2 workers, 5,000 "
     )
     assert fastest(rate("SyncVectorEnv", 0, None)) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, WorkerError("worker 0 is lost", worker=0)])
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (None, "no results are stored. Pass --out PATH to store each episode."),
+        ("new.jsonl", "new.jsonl has not been written yet. Run the command again."),
+        ("old.jsonl", "the episodes so far are in old.jsonl. Run the command again with --resume to continue."),
+    ],
+)
+def test_an_evaluation_that_ends_early_names_its_results_and_how_to_continue(
+    out: str | None,
+    words: str,
+    error: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def end(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.jsonl").touch()
+    (tmp_path / "my_agent.py").write_text("def make():\n    return None\n")
+    monkeypatch.setattr(evaluate_module, "evaluate", end)
+    interrupted = error is KeyboardInterrupt
+    arguments = ["eval", "my_agent:make", "CartPole-v1", *(["--out", out] if out else [])]
+    assert main(arguments) == (130 if interrupted else 1)
+    last = "interrupted" if interrupted else "worker 0 is lost"
+    assert capsys.readouterr().err == f"parenv eval: {words}\nparenv eval: {last}\n"
+
+
+def test_a_message_of_a_command_names_its_flags(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.jsonl").touch()
+    (tmp_path / "my_lean_agent.py").write_text("def make():\n    return lambda observations: observations[:, 2] > 0\n")
+    assert main(["eval", "my_lean_agent:make", "CartPole-v1", "--out", "old.jsonl"]) == 2
+    assert capsys.readouterr().err == (
+        "parenv eval: --out 'old.jsonl' exists already. Pass --resume to continue it, or name another file.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -506,7 +550,7 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
 
 def test_a_plot_without_matplotlib_is_refused_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "parenv\[bench\]"'):
+    with pytest.raises(ConfigurationError, match=r'pip install "\.\[bench\]"'):
         output_files.check_plotting()
 
 
