@@ -15,7 +15,7 @@ import gymnasium as gym
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, embedded
 
 _COMPLETE_ID = re.compile(r"[^:]+-v\d+")
 _REGISTERED_ALREADY = r".*Overriding environment \S+ already in registry"
@@ -108,8 +108,8 @@ def _as_factory(env_fn: Any) -> EnvFactory:
             gym.spec(env_fn)
         except gym.error.Error as error:
             raise ConfigurationError(
-                f"the environment {env_fn!r} must be registered with Gymnasium: {error}. Correct the id, or import the "
-                "package that registers it."
+                f"the environment {env_fn!r} must be registered with Gymnasium: {embedded(error)}. "
+                "Correct the id, or import the package that registers it."
             ) from error
     if isinstance(env_fn, str | EnvSpec):
         return partial(gym.make, env_fn)
@@ -127,8 +127,9 @@ def _as_factory(env_fn: Any) -> EnvFactory:
         signature.bind()
     except TypeError as error:
         raise ConfigurationError(
-            f"env_fn must be callable without arguments, got {env_fn!r} with the signature {signature}: {error}. To "
-            "make different sub-environments, pass a list: [functools.partial(make, i) for i in range(8)]."
+            f"env_fn must be callable without arguments, got {env_fn!r} with the signature {signature}: "
+            f"{embedded(error)}. To make different sub-environments, pass a list: "
+            "[functools.partial(make, i) for i in range(8)]."
         ) from None
     return env_fn  # type: ignore[no-any-return]
 

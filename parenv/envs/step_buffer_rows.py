@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parenv.envs.fitting import Fit, shown
-from parenv.errors import ObservationError
+from parenv.errors import ObservationError, embedded
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.step_buffer import StepBuffer
@@ -151,7 +151,8 @@ class ObservationRows:
             return error
         wanted = ", ".join(f"{leaf.name} {leaf.shape} {leaf.dtype}".strip() for leaf in self._of)
         return ObservationError(
-            f"the observation {shown(observation)} does not fit its space ({wanted}): {type(error).__name__} {error}. "
+            f"the observation {shown(observation)} does not fit its space ({wanted}): "
+            f"{type(error).__name__} {embedded(error)}. "
             "Correct the environment or its observation space."
         )
 

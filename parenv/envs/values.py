@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.fitting import Fit
-from parenv.errors import ObservationError
+from parenv.errors import ObservationError, embedded
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.memory.trees import deep_copy
 
@@ -32,7 +32,7 @@ def row_writer(of: Sequence[Leaf], fit: Fit) -> Callable[[Rows, int, Any], None]
         except (KeyError, IndexError, TypeError) as error:
             raise ObservationError(
                 f"the observation {observation!r} does not have the structure of its space: "
-                f"{type(error).__name__} {error}. Correct the environment or its observation space."
+                f"{type(error).__name__} {embedded(error)}. Correct the environment or its observation space."
             ) from error
         for j, write_leaf in enumerate(writers):
             write_leaf(rows[j : j + 1], i, values[j])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, embedded
 from parenv.libraries import require
 
 DEFAULT_FPS = 30
@@ -31,5 +31,5 @@ def write_video(path: Path, frames: Sequence[Any], fps: float) -> None:
         imageio.imwrite(path, np.stack(frames), **timing)
     except Exception as error:
         raise ConfigurationError(
-            f"imageio cannot write {path}: {error}. Use a name that ends in .gif, which always works."
+            f"imageio cannot write {path}: {embedded(error)}. Use a name that ends in .gif, which always works."
         ) from error

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.errors import ConfigurationError, ParenvError
+from parenv.errors import ConfigurationError, ParenvError, embedded
 from parenv.evaluation.queue import QueuedEpisode
 from parenv.experience.endings import LOST
 from parenv.memory.trees import as_array
@@ -204,7 +204,9 @@ def read(path: Path) -> tuple[dict[str, Any] | None, list[EvaluatedEpisode], int
         try:
             one = EvaluatedEpisode.of_line(json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigurationError(f"line {number} of {path} is damaged: {error}. Remove that line.") from error
+            raise ConfigurationError(
+                f"line {number} of {path} is damaged: {embedded(error)}. Remove that line."
+            ) from error
         found[QueuedEpisode(one.task, one.index)] = one
     return header, list(found.values()), len(content) - len(torn)
 

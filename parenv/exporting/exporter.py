@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import Space
 
 from parenv.argument_checks import at_least, one_of
-from parenv.errors import ConfigurationError, PolicyOutputError
+from parenv.errors import ConfigurationError, PolicyOutputError, embedded
 from parenv.experience.rollout import Rollout
 from parenv.exporting.graph import Graph, graph_of, run_on_arrays
 from parenv.exporting.onnx_policy import FORMAT, METADATA, opened
@@ -256,7 +256,8 @@ def _write(format: Format, graph: Graph, path: Path) -> None:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f'the policy cannot be exported with format="{format}": {_reason(error)}. Use operations on tensors '
+            f'the policy cannot be exported with format="{format}": {embedded(_reason(error))}. '
+            "Use operations on tensors "
             "only, without numpy and without Python branches on the values of a tensor."
         ) from error
 

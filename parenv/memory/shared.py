@@ -7,6 +7,8 @@ import os
 import tempfile
 import weakref
 
+from parenv.errors import embedded
+
 
 class SharedMemory:
     """A file in memory with a descriptor and without a name, so no file can be left behind or guessed.
@@ -44,8 +46,8 @@ class SharedMemory:
             os.posix_fallocate(self.fd, offset, nbytes)
         except OSError as error:
             raise MemoryError(
-                f"{nbytes / 1e6:.0f} MB of shared memory cannot be reserved: {error}. Free memory, or use fewer or "
-                "smaller rollouts."
+                f"{nbytes / 1e6:.0f} MB of shared memory cannot be reserved: {embedded(error)}. "
+                "Free memory, or use fewer or smaller rollouts."
             ) from error
 
     def map(self) -> mmap.mmap:

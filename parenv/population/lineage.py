@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from parenv.errors import ConfigurationError, ParenvError
+from parenv.errors import ConfigurationError, ParenvError, embedded
 from parenv.population.schedule import Copied, Report
 from parenv.process.whole_files import make_folder_of, replacing
 from parenv.protocol.digests import SealedLines, rows_of
@@ -70,7 +70,8 @@ class Lineage:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigurationError(
-                f"the lineage {self._path} cannot be continued: {reason}. Restore the file, or name another one."
+                f"the lineage {self._path} cannot be continued: {embedded(reason)}. "
+                "Restore the file, or name another one."
             ) from error
         if len(kept) < lines:
             raise ConfigurationError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from parenv.errors import ConfigurationError, NotDataError, ProtocolError
+from parenv.errors import ConfigurationError, NotDataError, ProtocolError, embedded
 from parenv.process.whole_files import make_folder_of, replacing
 from parenv.protocol.data import pack, unpack
 from parenv.protocol.digests import SIZE, new_digest
@@ -80,7 +80,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Any:
         return with_tensors(unpack(parts[0], parts[1:], writable=True))
     except (ProtocolError, struct.error, IndexError) as error:
         raise ConfigurationError(
-            f"{path} cannot be read as a checkpoint: {error}. Load a checkpoint that is not damaged."
+            f"{path} cannot be read as a checkpoint: {embedded(error)}. Load a checkpoint that is not damaged."
         ) from error
 
 

@@ -17,7 +17,7 @@ from parenv.envs.entry_point import EntryPoint
 from parenv.envs.episode_seeds import EPISODE_SEED, with_episode_seeds
 from parenv.envs.factories import unwrapped
 from parenv.envs.recycling import recycled
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, embedded
 from parenv.experience.whole_episodes import Episode, EpisodeCutter
 from parenv.policy.policy import as_policy
 from parenv.pool.arrival import Arrival
@@ -114,7 +114,9 @@ class DatasetRecording(Observer):
             self._writer.write(self._pending)
         except OSError as error:
             self._is_over = True
-            why = f"{error.strerror or error}, so the recording is over; the dataset keeps its written episodes"
+            why = (
+                f"{embedded(error.strerror or error)}, so the recording is over; the dataset keeps its written episodes"
+            )
             raise OSError(error.errno or errno.EIO, why, str(self._writer.path)) from error
         self._pending.clear()
 
@@ -240,7 +242,9 @@ def _spec(env: str | EnvSpec | None, plan: Plan) -> EnvSpec | None:
     except (gym.error.Error, TypeError, ValueError, AttributeError) as error:
         if env is None:
             return None
-        raise ConfigurationError(f"env must be an env whose spec can be stored, got {env!r}: {error}.") from error
+        raise ConfigurationError(
+            f"env must be an env whose spec can be stored, got {env!r}: {embedded(error)}."
+        ) from error
     return spec
 
 

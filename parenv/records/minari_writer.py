@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, embedded
 from parenv.experience.whole_episodes import Episode
 from parenv.libraries import require
 from parenv.process.cores import this_learner
@@ -93,7 +93,8 @@ class MinariWriter:
                     f'minari.delete_dataset("{self.dataset_id}").'
                 ) from None
             raise ConfigurationError(
-                f"the dataset {self.dataset_id} cannot be made: {error}. Set MINARI_DATASETS_PATH to a folder that "
+                f"the dataset {self.dataset_id} cannot be made: {embedded(error)}. "
+                "Set MINARI_DATASETS_PATH to a folder that "
                 "this process can write."
             ) from error
 
@@ -109,7 +110,7 @@ class MinariWriter:
             draft.rename(self.path)
         except NotImplementedError as error:
             raise ConfigurationError(
-                f"Minari cannot store the spaces of this pool: {error}. Flatten them in the environment."
+                f"Minari cannot store the spaces of this pool: {embedded(error)}. Flatten them in the environment."
             ) from None
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -188,7 +189,8 @@ def _checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
         json.dumps({name: list(value) if name in _SETS else value for name, value in found.items()})
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"metadata must be plain data for JSON, got {dict(metadata)!r}: {error}. Remove or convert the value."
+            f"metadata must be plain data for JSON, got {dict(metadata)!r}: {embedded(error)}. "
+            "Remove or convert the value."
         ) from None
     return found
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from parenv.errors import ConfigurationError, ReplayError
+from parenv.errors import ConfigurationError, ReplayError, embedded
 from parenv.experience.agent_rollouts import AgentRollout, RolloutsByPolicy
 from parenv.experience.rollout import NAMED, TREES
 from parenv.libraries import installed_version
@@ -193,7 +193,7 @@ class Replayer(Observer):
         except (OSError, ValueError, LookupError, TypeError) as error:
             reason = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
             raise ConfigurationError(
-                f"{os.fspath(path)} cannot be replayed: {reason}. Give a recording that is not damaged."
+                f"{os.fspath(path)} cannot be replayed: {embedded(reason)}. Give a recording that is not damaged."
             ) from error
         self.seed = self._about["seed"]
         self._at = 0

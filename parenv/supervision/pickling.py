@@ -8,7 +8,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from parenv.errors import NotPicklableError
+from parenv.errors import NotPicklableError, embedded
 from parenv.process.user_code import dumps, is_shared_by_inheritance
 
 MAX_DEPTH = 6
@@ -28,7 +28,7 @@ def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
             if where is not None:
                 there = "the function of PolicyFactory(make)" if name == "policy" else "the factory or in setup_fn"
                 raise NotPicklableError(
-                    f"{where[0]} cannot be sent to a worker process: {error}. "
+                    f"{where[0]} cannot be sent to a worker process: {embedded(error)}. "
                     f"{way_out(where[1], f'Create it inside {there}')}, or use num_workers=0."
                 ) from error
         raise NotPicklableError(f"the arguments cannot be sent to a worker process: {error}") from error

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
+import re
 import signal
 import sys
 import threading
 import traceback
 import types
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,7 @@ import pytest
 from comparison import assert_same
 
 from parenv import errors
+from parenv.envs.factories import as_factories
 from parenv.errors import (
     ConfigurationError,
     NotDataError,
@@ -192,3 +197,18 @@ def test_an_error_of_a_step_worker_is_about_the_worker_to_which_it_belongs() -> 
     assert isinstance(error, WorkerMemoryError)
     assert str(error) == "the step worker is full"
     assert (error.worker, error.env_ids, error.pid, error.doing) == (1, (2, 3), 7, "step")
+
+
+def test_a_message_inside_another_one_has_no_full_stop_of_its_own() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        as_factories("NoSuchThing-v0")
+    assert ".." not in str(raised.value)
+    missed = []
+    for path in Path(errors.__file__).parent.rglob("*.py"):
+        for text in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.JoinedStr)):
+            for part, after in itertools.pairwise(text.values):
+                embeds = isinstance(part, ast.FormattedValue) and part.conversion == -1
+                embeds = embeds and ast.unparse(part.value) in ("error", "reason", "text")
+                if embeds and isinstance(after, ast.Constant) and re.match(r"\.( |$)|,", str(after.value)):
+                    missed.append(f"{path}:{text.lineno}: {ast.unparse(text)}")
+    assert missed == [], "use errors.embedded()"

@@ -20,7 +20,7 @@ from parenv.adapters.sb3.replay import ReplayedVecEnv
 from parenv.adapters.sb3.transforms import unknown_wrapper
 from parenv.adapters.sb3.vec_env import ParallelVecEnv
 from parenv.argument_checks import at_least, one_of
-from parenv.errors import ConfigurationError, NotPicklableError
+from parenv.errors import ConfigurationError, NotPicklableError, embedded
 from parenv.supervision.pickling import find_unpicklable, way_out
 from parenv.worker.pickled_env import PickledEnv
 
@@ -176,7 +176,7 @@ def _pickled(env_id: int, env: Env[Any, Any]) -> PickledEnv:
         except Exception as error:
             where, what = find_unpicklable(env, f"env_id {env_id}") or (f"env_id {env_id}", env)
             raise NotPicklableError(
-                f"{where} cannot be sent to a worker process: {error}. "
+                f"{where} cannot be sent to a worker process: {embedded(error)}. "
                 f"{way_out(what, 'Create it in the reset of the environment')}, or use "
                 "make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv), whose factories run in the workers."
             ) from error

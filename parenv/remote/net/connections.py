@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from parenv.errors import embedded
 from parenv.remote.net.host_keys import Known
 
 UNKNOWN = "an unknown address"
@@ -196,7 +197,7 @@ class Refusals:
 
     def note(self, reason: str, peer: str, text: str) -> None:
         """Log a refusal if it is the first for this reason and peer, then count it."""
-        self.log_once(reason, peer, logging.WARNING, f"{text}. Further ones like it are only counted.")
+        self.log_once(reason, peer, logging.WARNING, f"{embedded(text)}. Further ones like it are only counted.")
         self.counts[reason] += 1
 
     def log_once(self, reason: str, peer: str, level: int, text: str) -> None:
