@@ -52,7 +52,7 @@ class EntryPoint:
         return (place, attribute) if place and _IDENTIFIERS.fullmatch(attribute) else (self.name, "")
 
 
-def entry_point(name: str, **kwargs: Any) -> EntryPoint:
+def entry_point(name: str, /, **kwargs: Any) -> EntryPoint:
     """Name a factory of environments that another interpreter can find.
 
     Use it with :class:`WorkerOptions(python=...) <parenv.WorkerOptions>`, whose processes cannot receive functions. The

@@ -132,7 +132,7 @@ POOL = (
     Metric("policy/frozen", _frozen, "Number of frozen versions."),
     *map(_evaluated, EVALUATION),
     Metric("workers/alive", attrgetter("workers_alive"), "Workers that run."),
-    Metric("workers/restarts", attrgetter("worker_restarts"), "Workers that were replaced."),
+    Metric("workers/restarts", attrgetter("worker_restarts"), "Workers and step workers that were replaced."),
     Metric("workers/env_restarts", attrgetter("env_restarts"), "Sub-environments replaced after an exception."),
     *(
         Metric(f"workers/{part}_share", _share(part), f"Share of the workers' time for {what}, from 0 to 1.")

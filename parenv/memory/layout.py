@@ -39,13 +39,14 @@ COMMIT_DTYPE = np.dtype(
         ("processor_s", "<f8"),
         ("voluntary_switches", "<i8"),
         ("involuntary_switches", "<i8"),
+        ("step_worker_restarts", "<i8"),
         ("began_s", "<f8"),
         ("ended_s", "<f8"),
         ("gradient_norm", "<f8"),
     ]
 )
 """Record that each worker of a slot writes last: the credit that it filled, the seconds of each part, begin and end on
-the clock of ``time.perf_counter``, and the norm of the gradient."""
+the clock of ``time.perf_counter``, step workers replaced since the last record, and the norm of the gradient."""
 
 END_DTYPE = np.dtype(
     [

@@ -449,7 +449,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
             session.observe(Observer())  # The one before is closed first: it may be the same file.
             session.observe(trace_of(session, path))
 
-    def call(self, name: str, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, /, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of sub-environments between two rollouts. It is found through their wrappers.
 
         Args:

@@ -47,7 +47,8 @@ class PoolStatistics(Summarized):
         skipped_gradients: Number of gradients of workers that were left out because they were not finite.
         dropped_rollouts: Number of rollouts older than ``max_policy_lag`` that ``on_stale="drop"`` has dropped.
         workers_alive: Number of workers that run.
-        worker_restarts: Number of workers that were replaced.
+        worker_restarts: Number of workers that were replaced, step workers of ``WorkerOptions(step_workers=...)``
+            included. A step worker counts when its rollout is complete.
         env_restarts: Number of sub-environments that were replaced after an exception.
         environment_seconds: Seconds that workers spent in environments, summed over all workers.
         acting_seconds: Seconds that workers spent in the policy, summed over all workers.
@@ -229,8 +230,13 @@ class Counters:
         if len(self._stamps) >= MAX_STAMPS:
             self._add_times()
 
-    def statistics(self, **more: Any) -> PoolStatistics:
-        """Return the statistics so far, with these values for what is not counted here."""
+    def statistics(self, worker_restarts: int, **more: Any) -> PoolStatistics:
+        """Return the statistics so far, with these values for what is not counted here.
+
+        Args:
+            worker_restarts: Number of workers that were replaced, without step workers.
+            **more: Further statistics.
+        """
         self._add_times()
         totals = self.totals
         busy_s = totals.environment_seconds + totals.acting_seconds
@@ -247,6 +253,7 @@ class Counters:
             policy_lag=dict(sorted(totals.policy_lag.items())),
             rollout_seconds=average_s,
             rollout_seconds_spread=math.sqrt(max(variance, 0.0)) if self._commits else math.nan,
+            worker_restarts=totals.worker_restarts + worker_restarts,
             driver_seconds=dict(totals.driver_seconds),
             driver_processor_seconds=dict(totals.driver_processor_seconds),
             **more,
@@ -303,6 +310,7 @@ class Counters:
         totals.processor_seconds += float(stamps["processor_s"].sum())
         totals.sleeping_seconds += float((off_s * voluntary).sum())
         totals.contended_seconds += float((off_s * involuntary).sum())
+        totals.worker_restarts += int(stamps["step_worker_restarts"].sum())
         self._commits += len(stamps)
         self._squared_busy_s += float((busy_s * busy_s).sum())
 

@@ -161,12 +161,17 @@ class Backend:
         """Tell whether answers since the last :meth:`request_all` contain an info."""
         return self._any_infos[0] != 0
 
+    @property
+    def worker_restarts(self) -> int:
+        """Number of worker processes that replaced a dead one."""
+        return self._supervisor.restarts
+
     def statistics(self) -> VectorStatistics:
         """Return the restarts and the times of polling so far."""
         spun_ns = sum(status.spun_ns[0] for status in self._status)
         lost, failures = self.failures.lost_by_reason(), self.failures.failures()
         polled = self._spun_ns[0] * 1e-9, spun_ns * 1e-9
-        return VectorStatistics(self._supervisor.restarts, *polled, lost, self.failures.lost_by_env(), failures)
+        return VectorStatistics(self.worker_restarts, *polled, lost, self.failures.lost_by_env(), failures)
 
     def lay_out(self, spec: StepBufferSpec) -> StepBuffer:
         """Make the step buffer and send its place to every worker."""

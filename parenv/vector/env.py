@@ -323,7 +323,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
                 )
             return self._session.recv(timeout, batch_size)
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every sub-environment, or read an attribute, also behind wrappers.
 
         Returns:

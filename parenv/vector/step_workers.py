@@ -91,6 +91,11 @@ class StepWorkersEnv(ParallelVectorEnv):
         bounds = itertools.pairwise(sorted({0, middle, self.num_envs}))
         self.halves = [HalfOfEnvs(self, np.arange(*both)) for both in bounds]
 
+    @property
+    def step_worker_restarts(self) -> int:
+        """Number of processes that were replaced so far."""
+        return self._session.backend.worker_restarts
+
     def send_to(self, env_ids: Any, actions: Any) -> None:
         """Begin a step of these sub-environments. None of them may already have a step in progress."""
         with self._one_thread:

@@ -53,6 +53,10 @@ class Collector(Protocol[W_contra]):
         training, or ``None``.
         """
 
+    @property
+    def step_worker_restarts(self) -> int:
+        """Number of step workers of this worker that were replaced so far."""
+
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the sub-environments."""
 
@@ -143,7 +147,7 @@ class CollectTask:
         self._progress.begin("commit")
         if self._writers.device is not None:
             self._writers.device.finish()
-        self._timer.stamp(commit_writer, credit, seconds, learned)
+        self._timer.stamp(commit_writer, credit, seconds, learned, collector.step_worker_restarts)
         replaced = [] if collector.replacements is None else collector.replacements.take_causes()
         return Commit(credit.sequence, dict(commit_writer.columns.objects), report, replaced)
 
@@ -187,13 +191,24 @@ class RolloutTimer:
         self._generation = generation
         self._idle_since = self._began = time.perf_counter()
         self._used = resource.getrusage(resource.RUSAGE_SELF)
+        self._restarts = 0
 
     def begin(self) -> None:
         """Begin a rollout."""
         self._began, self._used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
 
-    def stamp(self, writer: RolloutWriter, credit: Credit, seconds: Seconds, learned: Differentiated) -> None:
-        """Write the commit record of the rollout that began last. After this, the slot holds the rollout."""
+    def stamp(
+        self, writer: RolloutWriter, credit: Credit, seconds: Seconds, learned: Differentiated, restarts: int
+    ) -> None:
+        """Write the commit record of the rollout that began last. After this, the slot holds the rollout.
+
+        Args:
+            writer: Writer of the rollout.
+            credit: Credit of the rollout.
+            seconds: Seconds of the environments and of the policy.
+            learned: Result of the gradient.
+            restarts: Number of step workers that were replaced so far.
+        """
         before, waited_s = self._used, self._began - self._idle_since
         self._idle_since, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
         writer.stamp(
@@ -204,6 +219,7 @@ class RolloutTimer:
             processor_s=used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime,
             voluntary_switches=used.ru_nvcsw - before.ru_nvcsw,
             involuntary_switches=used.ru_nivcsw - before.ru_nivcsw,
+            step_worker_restarts=restarts - self._restarts,
             began_s=self._began,
             ended_s=self._idle_since,
             gradient_norm=learned.norm,
@@ -211,3 +227,4 @@ class RolloutTimer:
             policy_version=credit.policy_version,
             sequence=credit.sequence,
         )
+        self._restarts = restarts

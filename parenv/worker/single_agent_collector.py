@@ -130,6 +130,13 @@ class SingleAgentCollector:
         set_random_state(state["random"])
         return renewed
 
+    @property
+    def step_worker_restarts(self) -> int:
+        """Number of step workers of this worker that were replaced so far."""
+        # With step workers, the only environment is the vector env that they step.
+        restarts: int = getattr(self.stepper.envs[0], "step_worker_restarts", 0)
+        return restarts
+
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the sub-environments."""
         return self.stepper.each(name, function, columns)

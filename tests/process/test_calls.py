@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,17 @@ import torch
 from policies import zeros
 from scripts import printed_by
 
-from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, Policy, Stop, SubEnvironmentError, TorchPolicy
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    NotDataError,
+    ParallelVectorEnv,
+    Policy,
+    Stop,
+    SubEnvironmentError,
+    TorchPolicy,
+)
+from parenv.adapters.sb3 import ParallelVecEnv
 from parenv.options import WorkerOptions
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
@@ -29,6 +40,9 @@ class WithMethods(LedgerEnv):
 
     def add(self, number: int, *, twice: bool = False) -> Any:
         return {"sum": self.me + number * (2 if twice else 1), "pid": os.getpid()}
+
+    def greet(self, name: str) -> str:
+        return f"{name} {self.me}"
 
     def secret(self) -> Any:
         return object()
@@ -332,3 +346,14 @@ class Wrapped(torch.nn.Module):
     def act(self, observations: Any) -> Any:
         batch = len(observations)
         return torch.zeros(batch, dtype=torch.int64), self.inner.weight.sum().expand(batch)  # type: ignore[union-attr,operator]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_method_may_have_an_argument_called_name(num_workers: int) -> None:
+    with AsyncWorkerPool(with_methods(2), zeros, num_workers=num_workers) as pool:
+        assert pool.call("greet", name="env") == ("env 0", "env 1")
+    with contextlib.closing(ParallelVectorEnv(with_methods(2), num_workers=num_workers)) as envs:
+        assert envs.call("greet", name="env") == ("env 0", "env 1")
+    envs_of_sb3 = ParallelVecEnv(with_methods(2), num_workers=num_workers)
+    with contextlib.closing(envs_of_sb3):
+        assert envs_of_sb3.env_method("greet", name="env") == ["env 0", "env 1"]

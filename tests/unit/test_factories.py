@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from parenv import AsyncWorkerPool, ParallelVectorEnv, entry_point
 from parenv.envs.factories import as_factories
 from parenv.errors import ConfigurationError
 
@@ -113,3 +115,18 @@ def test_a_factory_that_needs_arguments_is_refused(env_fn: Any) -> None:
         ConfigurationError, match=r"callable without arguments, got .* with the signature \(config\): missing a req"
     ):
         as_factories(env_fn)
+
+
+def test_an_argument_of_an_environment_may_have_the_name_of_a_parameter() -> None:
+    made = entry_point("types:SimpleNamespace", name="x", kwargs=1)()
+    assert vars(made) == {"name": "x", "kwargs": 1}
+
+
+@pytest.mark.parametrize(
+    "function", [entry_point, ParallelVectorEnv.call, ParallelVectorEnv.call_async, AsyncWorkerPool.call]
+)
+def test_keyword_arguments_for_environments_do_not_meet_a_parameter(function: Any) -> None:
+    parameters = list(inspect.signature(function).parameters.values())
+    named = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD and one.name != "self"]
+    assert named == []
+    assert parameters[-1].kind is inspect.Parameter.VAR_KEYWORD

@@ -268,7 +268,7 @@ class ReplayedVecEnv(VecEnv):
         self.seconds += time.perf_counter() - began
         return RecordedSteps(rollout, recorded, is_final)
 
-    def _ask(self, name: str, *args: Any, indices: VecEnvIndices = None, **method_kwargs: Any) -> list[Any]:
+    def _ask(self, name: str, /, *args: Any, indices: VecEnvIndices = None, **method_kwargs: Any) -> list[Any]:
         if self.is_between and not self._ahead:
             raise ConfigurationError(
                 f"{name} cannot be called in the middle of a rollout, because the workers that act have already "
