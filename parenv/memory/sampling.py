@@ -17,7 +17,7 @@ def generators(space: Space[Any]) -> list[Any]:
 
     A generator that an earlier part shares is replaced by the number of that part.
     """
-    found = [getattr(one, "_np_random", None) for one in _all(space)]
+    found = [getattr(one, "_np_random", None) for one in parts_of(space)]
     first = {id(generator): i for i, generator in reversed(list(enumerate(found)))}
     return [
         copy.deepcopy(generator) if generator is None or first[id(generator)] == i else first[id(generator)]
@@ -35,7 +35,7 @@ def set_generators(space: Space[Any], of_each: Sequence[Any]) -> None:
     Raises:
         ProtocolError: The generators do not have the form for such a space.
     """
-    parts = list(_all(space))
+    parts = list(parts_of(space))
     if type(of_each) is not list or len(of_each) != len(parts):
         raise ProtocolError(f"random generators of a space must be a list of {len(parts)}, one for each part")
     for i, (part, generator) in enumerate(zip(parts, of_each, strict=True)):
@@ -47,10 +47,10 @@ def set_generators(space: Space[Any], of_each: Sequence[Any]) -> None:
             raise ProtocolError(f"random generator {i} of a space must be a numpy Generator, got {type(generator)}")
 
 
-def _all(space: Space[Any]) -> Iterator[Space[Any]]:
+def parts_of(space: Space[Any]) -> Iterator[Space[Any]]:
     yield space
     for part in _parts(space):
-        yield from _all(part)
+        yield from parts_of(part)
 
 
 def _parts(space: Space[Any]) -> Iterable[Space[Any]]:

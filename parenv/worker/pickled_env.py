@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from parenv.process.user_code import dumps
+from parenv.worker.copied_env import CHANGES, EnvChanges, generator_of, samplers_of, set_generator, set_samplers
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class PickledEnv:
     """Factory of copies of an environment.
 
     Args:
-        data: Environment with its random state, pickled by :meth:`of`.
+        data: Environment with its random states, pickled by :meth:`of`.
         env_id: env_id of the environment.
     """
 
@@ -23,30 +27,33 @@ class PickledEnv:
     env_id: int
 
     @classmethod
-    def of(cls, env: Any, env_id: int) -> PickledEnv:
+    def of(cls, env: Any, env_id: int, shared: Iterable[Any] = ()) -> PickledEnv:
         """Pickle an environment.
+
+        Args:
+            env: Environment.
+            env_id: Its env_id.
+            shared: Generators from which the model or another environment draws too. The copy gets other ones, because
+                it must not repeat their samples.
 
         Raises:
             Exception: The environment cannot be pickled. The type varies.
         """
-        return cls(dumps((env, generator_of(env))), env_id)
+        others = {id(generator): _other(generator, env_id) for generator in shared}
+        samplers = samplers_of(env)
+        replaced = [others.get(id(sampler), sampler) for sampler in samplers]
+        is_own = [id(sampler) not in others for sampler in samplers]
+        return cls(dumps((env, generator_of(env), replaced, is_own)), env_id)
 
     def __call__(self) -> Any:
-        """Return a copy with the random state of the original, and an action space with other samples."""
-        env, generator = cloudpickle.loads(self.data)
-        # EzPickle makes environments from their arguments when they are unpickled, which loses the random state.
+        """Return a copy with the random states of the original."""
+        env, generator, samplers, is_own = cloudpickle.loads(self.data)
+        # EzPickle makes environments from their arguments when they are unpickled, which loses the random states.
         set_generator(env, generator)
-        # The model and other environments may sample the original space. The copy must not repeat their samples.
-        env.action_space.seed(int(env.action_space.np_random.integers(2**31)) + self.env_id)
+        set_samplers(env, samplers)
+        setattr(env, CHANGES, EnvChanges(env, is_own))
         return env
 
 
-def generator_of(env: Any) -> tuple[Any, Any]:
-    """Return the random generator of an environment and its seed. Each is ``None`` before the first use."""
-    inner = env.unwrapped
-    return getattr(inner, "_np_random", None), getattr(inner, "_np_random_seed", None)
-
-
-def set_generator(env: Any, generator: tuple[Any, Any]) -> None:
-    """Set the generator that :func:`generator_of` has returned for another environment."""
-    env.unwrapped._np_random, env.unwrapped._np_random_seed = generator
+def _other(generator: Any, env_id: int) -> Any:
+    return np.random.default_rng([int(copy.deepcopy(generator).integers(2**31)), env_id])

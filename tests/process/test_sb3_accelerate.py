@@ -7,6 +7,7 @@ import copy
 import importlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from stable_baselines3.common.vec_env import (
 
 from parenv import ConfigurationError, NotPicklableError, SubEnvironmentError, WorkerDiedError
 from parenv.adapters.sb3 import accelerate
-from parenv.adapters.sb3.model_envs import check_version
+from parenv.adapters.sb3.model_envs import check_version, factories_of
 from parenv.adapters.sb3.replay import ReplayedVecEnv
 from parenv.adapters.sb3.rollout_buffer import fill, is_blind
 from parenv.worker.pickled_env import PickledEnv
@@ -139,6 +140,66 @@ class Painting(gym.Env[Any, Any]):
         return self.np_random.random(2, np.float32), float(action.sum()), bool(self.np_random.random() < 0.1), False, {}
 
 
+class Drawing(gym.Env[Any, Any]):
+    """Environment that draws observations from its own space, and rewards from its own action space if it may."""
+
+    def __init__(self, draws_actions: bool = True) -> None:
+        self.observation_space = spaces.Dict(a=spaces.Box(-1, 1, (2,), np.float32), b=spaces.Discrete(5))
+        self.observation_space.seed(SEED)
+        self.action_space = spaces.Discrete(3, seed=SEED)
+        self.draws_actions = draws_actions
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        hit = self.draws_actions and self.action_space.sample() == action
+        return self.observation_space.sample(), float(hit), bool(self.np_random.random() < 0.1), False, {}
+
+
+def drawing_observations() -> gym.Env[Any, Any]:
+    return Drawing(draws_actions=False)
+
+
+class Remembering(Painting):
+    """Environment that keeps values of many kinds from one episode to the next."""
+
+    def __init__(self) -> None:
+        self.resets, self.actions, self.recent = 0, list[Any](), deque[float](maxlen=5)
+        self.seen, self.by_action, self.noise = set[int](), dict[int, int](), np.random.default_rng(SEED)
+        self.total, self.connection = np.zeros(2), None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.resets += 1
+        self.connection = 3  # type: ignore[assignment]  # As the number of a connection that a simulator opened.
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self.actions.append(action)
+        self.recent.append(float(self.noise.random()))
+        number = int(action[0]) % 7
+        self.seen.add(number)
+        self.by_action[number] = self.by_action.get(number, 0) + 1
+        self.total += action
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, self.resets + self.total.sum() / 1e6 + self.recent[-1], terminated, truncated, info
+
+
+class Connected(gym.Wrapper[Any, Any, Any, Any]):
+    """Wrapper that opens something in its first episode, and notes that it is open."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.is_open, self.lock = False, None
+
+    def reset(self, **options: Any) -> Any:
+        if not self.is_open:
+            self.is_open, self.lock = True, threading.Lock()  # type: ignore[assignment]
+        assert self.lock is not None
+        return super().reset(**options)
+
+
 class Switching(Painting):
     action_space = spaces.MultiBinary(3)  # type: ignore[assignment]
 
@@ -150,7 +211,8 @@ def envs_of(make: Callable[[], Any], wrap: Callable[[VecEnv], VecEnv] = lambda e
 def model_of(
     kind: type[Any], make: Callable[[], Any], wrap: Any = lambda envs: envs, n: int = N, **settings: Any
 ) -> Any:
-    policy = settings.pop("policy", "MultiInputPolicy" if make in (Sums, bits) else "MlpPolicy")
+    has_dict = make in (Sums, bits, Drawing, drawing_observations)
+    policy = settings.pop("policy", "MultiInputPolicy" if has_dict else "MlpPolicy")
     return kind(policy, envs_of(make, wrap, n), seed=SEED, device="cpu", **settings)
 
 
@@ -243,6 +305,9 @@ EXACT: dict[str, tuple[Any, ...]] = {
     "PPO, squashed": (PPO, pendulum, PPO_SETTINGS | SDE | {"policy_kwargs": {"squash_output": True}}),
     "PPO, MultiBinary": (PPO, Switching, PPO_SETTINGS),
     "PPO, pixels as actions": (PPO, Painting, PPO_SETTINGS),
+    "PPO, draws from the spaces": (PPO, Drawing, PPO_SETTINGS),
+    "A2C, draws from the spaces": (A2C, Drawing, {}),
+    "DQN, draws from the observation space": (DQN, drawing_observations, OFF_POLICY),
     "A2C": (A2C, cartpole, {}),
     "A2C, longer": (A2C, pendulum, {"n_steps": 20}),
     "PPO, VecNormalize": (PPO, pendulum, PPO_SETTINGS, VecNormalize),
@@ -413,13 +478,97 @@ def test_after_an_exception_the_next_reset_repeats_the_seeds_of_the_first() -> N
     assert_same(model.get_env().reset(), envs_of(cartpole).reset())
 
 
-def test_copies_of_an_environment_have_other_samples_of_the_action_space() -> None:
+@pytest.mark.parametrize("name", ["action_space", "observation_space"])
+def test_copies_do_not_repeat_samples_of_a_space_from_which_others_draw(name: str) -> None:
     env = Sums()
-    env.action_space = spaces.Discrete(2**30, seed=SEED)
-    copies = [PickledEnv.of(env, env_id)() for env_id in (0, 0, 1)]
-    first, again, second = ([one.action_space.sample() for _ in range(9)] for one in copies)
+    setattr(env, name, spaces.Discrete(2**30, seed=SEED))
+    space = getattr(env, name)
+    copies = [PickledEnv.of(env, env_id, [space.np_random])() for env_id in (0, 0, 1)]
+    first, again, second = ([getattr(one, name).sample() for _ in range(9)] for one in copies)
     assert first == again
-    assert len({*first, *second, *(env.action_space.sample() for _ in range(9))}) == 27
+    assert len({*first, *second, *(space.sample() for _ in range(9))}) == 27
+
+
+def test_a_copy_repeats_samples_of_a_space_from_which_nothing_else_draws() -> None:
+    env = Drawing()
+    env.action_space.sample()
+    copied = PickledEnv.of(env, 0)()
+    for space, of_copy in ((env.action_space, copied.action_space), (env.observation_space, copied.observation_space)):
+        assert_same([of_copy.sample() for _ in range(9)], [space.sample() for _ in range(9)])
+
+
+@pytest.mark.parametrize("kind", [PPO, DQN])
+def test_spaces_from_which_several_environments_or_the_model_draw_are_found(kind: Any) -> None:
+    def first_samples(model: Any, name: str) -> list[Any]:
+        return [getattr(factory(), name).sample() for factory in factories_of(model, model.env)]
+
+    model = model_of(kind, Drawing)
+    envs = [env.unwrapped for env in model.env.envs]
+    one_space, big = spaces.Discrete(2**30, seed=SEED), spaces.Discrete(2**30, seed=SEED)
+    for env in envs:
+        env.observation_space = one_space
+    model.action_space = envs[0].action_space = big
+    assert len(set(first_samples(model, "observation_space"))) == N
+    assert (first_samples(model, "action_space")[0] == big.sample()) == (kind is PPO)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "num_workers"),
+    [(PPO, PPO_SETTINGS, 2), (A2C, {}, 2), (A2C, {}, 0), (SAC, OFF_POLICY, 2)],
+    ids=["acting", "stepped", "in this process", "off-policy"],
+)
+def test_environments_remember_a_block_as_they_remember_learn(kind: Any, settings: Any, num_workers: int) -> None:
+    make: Any = remembering_floats if kind is SAC else Remembering
+    plain = model_of(kind, make, **settings)
+    for _ in range(2):
+        plain.learn(96)
+    on_workers = model_of(kind, make, **settings)
+    kept = [env.unwrapped.actions for env in on_workers.env.envs]
+    for _ in range(2):
+        with accelerate(on_workers, num_workers=num_workers):
+            on_workers.learn(96)
+    assert_same_models(plain, on_workers)
+    for env, other, actions in zip(plain.env.envs, on_workers.env.envs, kept, strict=True):
+        assert_same(env.get_episode_rewards(), other.get_episode_rewards())
+        assert env.get_total_steps() == other.get_total_steps()
+        assert_same(memory_of(env), memory_of(other))
+        assert other.unwrapped.actions is actions
+        assert other.unwrapped.connection is None
+
+
+def memory_of(env: Any) -> dict[str, Any]:
+    one: Any = env.unwrapped
+    one.total += 1  # The array can be written.
+    names = ("resets", "actions", "by_action", "total")
+    kept = {name: getattr(one, name) for name in names}
+    generators = [generator.bit_generator.state for generator in (one.noise, one.np_random)]
+    return {**kept, "recent": [*one.recent, one.recent.maxlen], "seen": sorted(one.seen), "generators": generators}
+
+
+def remembering_floats() -> gym.Env[Any, Any]:
+    env = Remembering()
+    env.action_space = spaces.Box(-1, 1, (2,), np.float32)
+    return env
+
+
+def test_an_attribute_that_a_callback_sets_is_kept_after_the_block() -> None:
+    model = model_of(A2C, cartpole)
+    with accelerate(model, num_workers=1):
+        model.learn(30)
+        model.env.set_attr("level", 3, indices=[0, 2])
+        model.env.env_method("set_wrapper_attr", "gravity", 1.5, indices=1)
+    assert [getattr(env, "level", None) for env in model.env.envs] == [3, None, 3]
+    assert [env.unwrapped.gravity for env in model.env.envs] == [9.8, 1.5, 9.8]
+
+
+def test_a_layer_that_made_objects_in_a_worker_is_as_before_after_the_block() -> None:
+    model = model_of(A2C, lambda: Connected(Remembering()))
+    for _ in range(2):
+        with accelerate(model, num_workers=1):
+            model.learn(30)
+    assert not model.env.envs[0].get_wrapper_attr("is_open")
+    assert model.env.envs[0].get_wrapper_attr("resets") >= 2
+    model.learn(30)
 
 
 def test_a_run_without_a_with_block_warns() -> None:

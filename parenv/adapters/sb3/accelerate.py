@@ -37,7 +37,7 @@ from parenv.errors import ConfigurationError, WorkerError
 from parenv.options import WorkerOptions
 from parenv.pool.library_pool import LibraryPool
 from parenv.process.cores import usable_cores
-from parenv.worker.pickled_env import set_generator
+from parenv.worker.copied_env import take_back
 
 SHORT = 16
 """Smallest number of steps in a rollout for which workers act. Below it, the messages of a rollout cost more."""
@@ -60,14 +60,15 @@ def accelerate(
 
     The environments of the model's ``DummyVecEnv`` are copied to workers with their random states. Wrappers around it,
     the buffers and ``train`` stay in this process. After the block, the model has its own environments again, with the
-    random states of the copies. After an exception, they have their previous random states, and the next reset repeats
-    their seeds. The first ``learn`` in the block and the first ``learn`` after it begin with a reset. If a worker dies,
-    ``learn`` raises.
+    random states and the changed attributes of the copies, if these are plain data. After an exception, they are as
+    before the block, and the next reset repeats their seeds. The first ``learn`` in the block and the first ``learn``
+    after it begin with a reset. If a worker dies, ``learn`` raises.
 
     ``mode="sync"``: the model learns bitwise the same as without workers, with any number of workers. This includes
     stochastic policies, action noise, gSDE, ``VecNormalize``, ``VecFrameStack``, ``VecMonitor``, truncation bootstraps
-    and hindsight. It needs environments that draw from their own ``np_random`` only, and operations of torch whose
-    result does not depend on the number of threads, because workers have one.
+    and hindsight. It needs environments that draw from their own generators and spaces only, and operations of torch
+    whose result does not depend on the number of threads, because workers have one. An off-policy model draws from the
+    action space of the first environment, so an environment that draws from it too gets other samples.
 
     In sync mode, workers act for PPO, A2C and TRPO if a rollout has at least 16 steps. They use the model's policy and
     its random numbers. The model then replays their steps, so that callbacks get every step with its ``locals``.
@@ -124,7 +125,7 @@ class AcceleratedRun:
         check_model(model, mode)
         self._model, self._mode = model, mode
         self._original: Any = innermost(model)
-        self._factories = factories_of(self._original)
+        self._factories = factories_of(model, self._original)
         self._num_workers = min(usable_cores() if num_workers is None else num_workers, len(self._factories))
         self._transforms = _transforms_for(model, mode)
         self._ahead = mode == "async" and max_policy_lag != 0
@@ -153,7 +154,7 @@ class AcceleratedRun:
         """Give the model its environments back, and end the workers."""
         try:
             if error is None:
-                self._take_back_random_states()
+                self._take_back_changes()
             if isinstance(error, WorkerError):
                 error.add_note(
                     "accelerate() does not restart workers. The model keeps what it has learned. "
@@ -231,15 +232,15 @@ class AcceleratedRun:
             setattr(holder, name, envs)
         model._last_obs = None
 
-    def _take_back_random_states(self) -> None:
-        """Give the original environments the random states of their copies, if all of them are plain data."""
+    def _take_back_changes(self) -> None:
+        """Give the original environments the random states and the attributes of their copies."""
         envs: Any = self._envs
         try:
-            generators = envs.generators()
+            changes = envs.changes()
         except Exception:  # An environment may raise any error when it is asked.
             return
-        for env, generator in zip(self._original.envs, generators, strict=True):
-            set_generator(env, generator)
+        for env, changed in zip(self._original.envs, changes, strict=True):
+            take_back(env, changed)
         self._original._seeds = envs._seeds
 
 

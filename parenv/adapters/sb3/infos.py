@@ -13,7 +13,7 @@ from gymnasium import Wrapper
 
 from parenv.memory.trees import own_copy
 from parenv.protocol.plain import plain_info
-from parenv.worker.pickled_env import PickledEnv, generator_of, set_generator
+from parenv.worker.pickled_env import PickledEnv
 from parenv.worker.task import ENV_METHODS
 
 Info = dict[str, Any]
@@ -85,7 +85,8 @@ class InfoLoggingEnv(Wrapper[Any, Any, Any, Any]):
 
     >>> import gymnasium as gym
     >>> env = InfoLoggingEnv(gym.make("CartPole-v1"), 0)
-    >>> observation, info = env.reset(seed=1)
+    >>> for _ in range(2):
+    ...     observation, info = env.reset(seed=1)
     >>> for _ in range(2):
     ...     observation, *_ = env.step(1)
     >>> env.recorded()
@@ -97,17 +98,18 @@ class InfoLoggingEnv(Wrapper[Any, Any, Any, Any]):
         self.env_id = env_id
         self._step = 0
         self._reset_info: Info = {}
-        self._copied: tuple[Any, Any] | None = copy.deepcopy(generator_of(env))
+        self._was_asked = False
         ENVS_OF_WORKER.append(self)
 
     def reset(self, **options: Any) -> Any:
-        """Begin an episode."""
+        """Begin an episode, except in the first call."""
+        if not self._was_asked:
+            # The pool resets the copy at the start with a seed of its own, and the model resets it again. The original
+            # environment sees only the second reset.
+            self._was_asked = True
+            return copy.deepcopy(self.env.observation_space).sample(), {}
         observation, info = self.env.reset(**options)
         self._reset_info = own_copy(info)
-        if self._copied is not None:
-            # The pool has reset the copy with a seed of its own, which the original environment has not seen.
-            set_generator(self.env, self._copied)
-            self._copied = None
         return observation, info
 
     def step(self, action: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ from parenv.adapters.sb3.transforms import unknown_wrapper
 from parenv.adapters.sb3.vec_env import ParallelVecEnv
 from parenv.argument_checks import at_least, one_of
 from parenv.errors import ConfigurationError, NotPicklableError, embedded
+from parenv.memory.sampling import parts_of
 from parenv.supervision.pickling import find_unpicklable, way_out
+from parenv.worker.copied_env import samplers_of
 from parenv.worker.pickled_env import PickledEnv
 
 
@@ -131,15 +134,16 @@ def holders_of(model: BaseAlgorithm, env: VecEnv) -> list[tuple[Any, str]]:
     return [(holder, name) for holder, name in holders if getattr(holder, "__dict__", {}).get(name) is env]
 
 
-def factories_of(env: VecEnv) -> list[PickledEnv]:
-    """Return factories of copies of a vec env's single environments.
+def factories_of(model: BaseAlgorithm, env: VecEnv) -> list[PickledEnv]:
+    """Return factories of copies of the single environments of a model's innermost vec env.
 
     Raises:
         ConfigurationError: The vec env is not a ``DummyVecEnv``.
         NotPicklableError: An environment cannot be copied. The message names it.
     """
     if type(env) is DummyVecEnv:
-        return [_pickled(env_id, one) for env_id, one in enumerate(env.envs)]
+        shared = _shared_samplers(model, env.envs)
+        return [_pickled(env_id, one, shared) for env_id, one in enumerate(env.envs)]
     if isinstance(env, SubprocVecEnv):
         why = "does not keep its environments in this process"
     elif isinstance(env, ParallelVecEnv | ReplayedVecEnv):
@@ -168,11 +172,21 @@ def temporarily(holders: Sequence[Any], name: str, values: Sequence[Any]) -> Ite
         yield
 
 
-def _pickled(env_id: int, env: Env[Any, Any]) -> PickledEnv:
+def _shared_samplers(model: BaseAlgorithm, envs: Sequence[Env[Any, Any]]) -> list[Any]:
+    """Return generators of spaces from which several environments draw, or an environment and the model."""
+    users = [samplers_of(env) for env in envs]
+    if isinstance(model, OffPolicyAlgorithm):
+        # It samples random actions. On-policy models only seed the space.
+        users.append([getattr(space, "_np_random", None) for space in parts_of(model.action_space)])
+    counts = Counter(i for user in users for i in {id(sampler) for sampler in user if sampler is not None})
+    return [sampler for user in users for sampler in user if counts[id(sampler)] > 1]
+
+
+def _pickled(env_id: int, env: Env[Any, Any], shared: Sequence[Any]) -> PickledEnv:
     monitors = list(_monitors(env))
     with temporarily(monitors, "results_writer", [None] * len(monitors)):
         try:
-            return PickledEnv.of(env, env_id)
+            return PickledEnv.of(env, env_id, shared)
         except Exception as error:
             where, what = find_unpicklable(env, f"env_id {env_id}") or (f"env_id {env_id}", env)
             raise NotPicklableError(

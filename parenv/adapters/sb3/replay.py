@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn, cast
 
-import numpy as np
 from gymnasium import Wrapper
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
@@ -20,6 +19,7 @@ from parenv.experience.rollout import Rollout
 from parenv.memory.spaces import leaves, unflatten
 from parenv.memory.trees import map_trees
 from parenv.pool.library_pool import LibraryPool
+from parenv.worker.copied_env import CHANGES
 
 
 class RecordedSteps:
@@ -197,10 +197,9 @@ class ReplayedVecEnv(VecEnv):
         """End the workers."""
         self._pool.close()
 
-    def generators(self) -> list[tuple[Any, Any]]:
-        """Return the random generator and the seed of each environment, at the end of what workers have collected."""
-        names = "np_random", "np_random_seed"
-        return list(zip(*(self._pool.call("get_wrapper_attr", name) for name in names), strict=True))
+    def changes(self) -> list[Any]:
+        """Return the changes of each environment, at the end of what workers have collected."""
+        return list(self._pool.call(CHANGES))
 
     def has_attr(self, attr_name: str) -> bool:
         """Return whether all environments have an attribute."""
@@ -280,4 +279,4 @@ class ReplayedVecEnv(VecEnv):
 
 def copies_at(index: int, tree: Any) -> Any:
     """Return a copy of a row of every array in a tree."""
-    return map_trees(lambda rows: np.array(rows[index]), tree)
+    return map_trees(lambda rows: rows[index].copy(), tree)

@@ -20,6 +20,7 @@ from parenv.memory.kinds import ENDED_BY, FINAL_OBSERVATION, WORKER_RESTARTED
 from parenv.options import WorkerOptions
 from parenv.vector.library_vector_env import LibraryVectorEnv
 from parenv.vector.vector_plan import OnWorkerDeath
+from parenv.worker.copied_env import CHANGES
 
 _FINAL_INFO = "final_info"
 
@@ -241,9 +242,9 @@ class SteppedVecEnv(ParallelVecEnv):
                 writer.write_row(episode)
         return stepped
 
-    def generators(self) -> list[tuple[Any, Any]]:
-        """Return the random generator and the seed of each environment."""
-        return list(zip(self.get_attr("np_random"), self.get_attr("np_random_seed"), strict=True))
+    def changes(self) -> list[Any]:
+        """Return the changes of each environment, see :class:`~parenv.worker.copied_env.EnvChanges`."""
+        return self.env_method(CHANGES)
 
 
 def env_ids_of(envs: VecEnv, indices: VecEnvIndices) -> list[int]:
