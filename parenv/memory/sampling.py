@@ -48,6 +48,7 @@ def set_generators(space: Space[Any], of_each: Sequence[Any]) -> None:
 
 
 def parts_of(space: Space[Any]) -> Iterator[Space[Any]]:
+    """Yield a space and all its parts."""
     yield space
     for part in _parts(space):
         yield from parts_of(part)

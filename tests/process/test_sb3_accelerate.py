@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -44,8 +46,8 @@ from stable_baselines3.common.vec_env import (
     VecNormalize,
 )
 
-from parenv import ConfigurationError, NotPicklableError, SubEnvironmentError, WorkerDiedError
-from parenv.adapters.sb3 import accelerate
+from parenv import ConfigurationError, SubEnvironmentError, WorkerDiedError
+from parenv.adapters.sb3 import ParallelVecEnv, RunAdvice, RunCosts, accelerate
 from parenv.adapters.sb3.model_envs import check_version, factories_of
 from parenv.adapters.sb3.replay import ReplayedVecEnv
 from parenv.adapters.sb3.rollout_buffer import fill, is_blind
@@ -500,7 +502,7 @@ def test_a_copy_repeats_samples_of_a_space_from_which_nothing_else_draws() -> No
 @pytest.mark.parametrize("kind", [PPO, DQN])
 def test_spaces_from_which_several_environments_or_the_model_draw_are_found(kind: Any) -> None:
     def first_samples(model: Any, name: str) -> list[Any]:
-        return [getattr(factory(), name).sample() for factory in factories_of(model, model.env)]
+        return [getattr(factory(), name).sample() for factory in factories_of(model, model.env.envs)]
 
     model = model_of(kind, Drawing)
     envs = [env.unwrapped for env in model.env.envs]
@@ -860,12 +862,29 @@ def test_advice_says_where_the_time_went() -> None:
     assert advice.costs.mode == "sync"
     assert [fact.share for fact in advice.facts] == pytest.approx(list(advice.costs.shares.values()))
     assert "learning" in str(advice)
+    assert advice.costs.env_step_s > 0
 
 
-def on_subproc() -> Any:
-    model = model_of(PPO, cartpole)
-    model.env = SubprocVecEnv.__new__(SubprocVecEnv)  # This instance has no processes.
-    return model
+def test_advice_compares_workers_that_only_step_with_this_process() -> None:
+    quick, slow, unknown = (
+        RunAdvice(RunCosts(8, 2, "sync", False, 1000, 0.3, 0.5, 0.1, step_s)) for step_s in (1e-5, 1e-4, None)
+    )
+    assert str(quick).splitlines()[-1] == (
+        "slower than without: a step of all environments takes 300 µs, and 80 µs in this process"
+    )
+    assert (quick.is_slower, slow.is_slower, unknown.is_slower) == (True, False, False)
+    assert "slower" not in str(slow) + str(unknown)
+
+
+@pytest.mark.parametrize(("wrap", "num_workers"), [(VecNormalize, 1), (VecNormalize, 0), (monitored, 1)])
+def test_advice_measures_a_step_if_workers_only_step(wrap: Any, num_workers: int) -> None:
+    model = model_of(PPO, cartpole, wrap, **PPO_SETTINGS)
+    with accelerate(model, num_workers=num_workers) as run:
+        model.learn(96)
+    before = np.random.get_state()[1].tolist()
+    step_s = run.advice().costs.env_step_s
+    assert (step_s is not None and step_s > 0) == (wrap is VecNormalize and num_workers == 1)
+    assert np.random.get_state()[1].tolist() == before
 
 
 def with_a_lock() -> Any:
@@ -891,10 +910,7 @@ class Halved(VecEnvWrapper):
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "no model": (lambda: "model", {}, "such as PPO.*str"),
-    "ARS": (lambda: ARS("LinearPolicy", "CartPole-v1", device="cpu"), {}, "TQC.*got ARS"),
     "no environment": (without_envs, {}, "set_env"),
-    "SubprocVecEnv": (on_subproc, {}, "SubprocVecEnv.*without vec_env_cls"),
-    "an environment that cannot be copied": (with_a_lock, {}, "env_id 1.*lock.*ParallelVecEnv"),
     "workers": (lambda: model_of(PPO, cartpole), {"num_workers": -1}, "num_workers"),
     "mode": (lambda: model_of(PPO, cartpole), {"mode": "later"}, "mode"),
     "on-policy async": (lambda: model_of(PPO, cartpole), {"mode": "async"}, "PPO, which is on-policy"),
@@ -914,10 +930,48 @@ def test_unsupported_models_and_options_are_refused_and_unchanged(case: str) -> 
     make, options, message = REFUSED[case]
     model = make()
     before = dict(vars(model)) if hasattr(model, "__dict__") else {}
-    with pytest.raises(ConfigurationError, match=message) as caught:
+    with pytest.raises(ConfigurationError, match=message):
         accelerate(model, **options)
-    assert isinstance(caught.value, NotPicklableError) == ("copied" in case)
     assert not before or before == vars(model)
+
+
+class OwnVecEnv(DummyVecEnv):
+    """Vec env whose class may do more than ``DummyVecEnv``."""
+
+
+def on(kind: Callable[..., Any]) -> Callable[[], Any]:
+    return lambda: A2C("MlpPolicy", kind([cartpole] * N), device="cpu")
+
+
+LEFT: dict[str, tuple[Callable[[], Any], str]] = {
+    "ARS": (lambda: ARS("LinearPolicy", "CartPole-v1", n_delta=1, device="cpu"), "ARS collects in a way.*TQC"),
+    "SubprocVecEnv": (
+        on(functools.partial(SubprocVecEnv, start_method="fork")),
+        "SubprocVecEnv of this A2C has its.*processes.*without vec_env_cls",
+    ),
+    "ParallelVecEnv": (on(functools.partial(ParallelVecEnv, num_workers=1)), "ParallelVecEnv of this A2C.*already"),
+    "another vec env": (on(OwnVecEnv), "OwnVecEnv of this A2C is not a DummyVecEnv"),
+    "an environment that cannot be copied": (with_a_lock, "env_id 1.*lock.*ParallelVecEnv"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize("case", LEFT)
+def test_models_that_cannot_be_accelerated_learn_as_they_are_with_one_warning(case: str) -> None:
+    make, message = LEFT[case]
+    model = make()
+    env, kind = model.env, type(model)
+    run = accelerate(model, num_workers=2)
+    with pytest.warns(UserWarning, match=f"leaves the model as it is: .*{message}") as caught:
+        run.__enter__()
+    with contextlib.closing(env):
+        assert (model.env, type(model)) == (env, kind)
+        model.learn(64)
+        run.__exit__(None, None, None)
+    assert [one.filename for one in caught if "accelerate" in str(one.message)] == [__file__]
+    assert model.num_timesteps >= 64
+    assert model.env is env
+    assert re.match(f"not accelerated: .*{message}", str(run.advice()))
 
 
 def test_versions_that_do_not_fit_are_refused() -> None:
@@ -930,8 +984,11 @@ def test_versions_that_do_not_fit_are_refused() -> None:
 
 def test_a_model_cannot_be_accelerated_twice() -> None:
     model = model_of(PPO, cartpole, **PPO_SETTINGS)
-    with accelerate(model, num_workers=0), pytest.raises(ConfigurationError, match="in workers already"):
-        accelerate(model)
+    with accelerate(model, num_workers=0):
+        env = model.env
+        with pytest.warns(UserWarning, match="in workers already"):
+            accelerate(model).__enter__()
+        assert model.env is env
 
 
 @pytest.mark.more

@@ -8,7 +8,7 @@ import itertools
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from gymnasium.spaces import Box
@@ -20,11 +20,13 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 from parenv.adapters.sb3.acting import acting_part, actor_of
 from parenv.adapters.sb3.infos import info_logging_env
 from parenv.adapters.sb3.model_envs import (
+    check_mode,
     check_model,
     check_settings,
     factories_of,
     holders_of,
     innermost,
+    obstacle_of,
     results_writers,
     wrappers_of,
 )
@@ -33,11 +35,14 @@ from parenv.adapters.sb3.rollout_buffer import can_fill, fill
 from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
 from parenv.adapters.sb3.transforms import Transform, transforms_of
 from parenv.adapters.sb3.vec_env import SteppedVecEnv
-from parenv.errors import ConfigurationError, WorkerError
+from parenv.envs.factories import Factories
+from parenv.envs.step_cost import measured_step
+from parenv.errors import ConfigurationError, NotPicklableError, WorkerError
 from parenv.options import WorkerOptions
 from parenv.pool.library_pool import LibraryPool
 from parenv.process.cores import usable_cores
 from parenv.worker.copied_env import take_back
+from parenv.worker.pickled_env import PickledEnv
 
 SHORT = 16
 """Smallest number of steps in a rollout for which workers act. Below it, the messages of a rollout cost more."""
@@ -63,6 +68,10 @@ def accelerate(
     random states and the changed attributes of the copies, if these are plain data. After an exception, they are as
     before the block, and the next reset repeats their seeds. The first ``learn`` in the block and the first ``learn``
     after it begin with a reset. If a worker dies, ``learn`` raises.
+
+    A model that ``accelerate`` cannot accelerate stays as it is, with one warning that names the reason. This applies
+    to other algorithms, such as ARS, to a vec env other than ``DummyVecEnv``, such as ``SubprocVecEnv``, and to
+    environments that cannot be pickled.
 
     ``mode="sync"``: the model learns bitwise the same as without workers, with any number of workers. This includes
     stochastic policies, action noise, gSDE, ``VecNormalize``, ``VecFrameStack``, ``VecMonitor``, truncation bootstraps
@@ -95,8 +104,7 @@ def accelerate(
             for the model. With any other bound, they collect one rollout ahead.
 
     Raises:
-        ConfigurationError: The model, its environments or the settings cannot be honoured. Nothing is changed then.
-        NotPicklableError: An environment cannot be copied. The message names it.
+        ConfigurationError: An argument is wrong, or the mode does not fit the model. Nothing is changed then.
 
     >>> from stable_baselines3 import A2C
     >>> from stable_baselines3.common.env_util import make_vec_env
@@ -122,12 +130,18 @@ class AcceleratedRun:
         self, model: BaseAlgorithm, num_workers: int | None, mode: Literal["sync", "async"], max_policy_lag: int | None
     ) -> None:
         check_settings(num_workers, mode, max_policy_lag)
-        check_model(model, mode)
+        check_model(model)
         self._model, self._mode = model, mode
         self._original: Any = innermost(model)
-        self._factories = factories_of(model, self._original)
+        self._factories: Sequence[PickledEnv] = ()
+        self._obstacle = obstacle_of(model)
+        if self._obstacle is None:
+            check_mode(model, mode)
+            try:
+                self._factories = factories_of(model, self._original.envs)
+            except NotPicklableError as error:
+                self._obstacle = str(error)
         self._num_workers = min(usable_cores() if num_workers is None else num_workers, len(self._factories))
-        self._transforms = _transforms_for(model, mode)
         self._ahead = mode == "async" and max_policy_lag != 0
         self._seconds = {"collect_rollouts": 0.0, "train": 0.0}
         self._envs: SteppedVecEnv | ReplayedVecEnv | None = None
@@ -135,10 +149,13 @@ class AcceleratedRun:
         self._unused = weakref.finalize(self, _warn_of_an_unused_run)
 
     def __enter__(self) -> AcceleratedRun:
-        """Start the workers and give them the environments."""
+        """Start the workers and give them the environments, or warn if the model must stay as it is."""
         if self._envs is not None:
             raise ConfigurationError("the result of accelerate can be used in one with block. Call accelerate again.")
         self._unused.detach()
+        if self._obstacle is not None:
+            warnings.warn(f"accelerate() leaves the model as it is: {self._obstacle}", stacklevel=2)
+            return self
         with self._undo:
             self._envs = envs = self._started()
             self._undo.callback(envs.close)
@@ -153,9 +170,9 @@ class AcceleratedRun:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Give the model its environments back, and end the workers."""
         try:
-            if error is None:
+            if error is None and self._envs is not None:
                 self._take_back_changes()
-            if isinstance(error, WorkerError):
+            if isinstance(error, WorkerError) and self._envs is not None:
                 error.add_note(
                     "accelerate() does not restart workers. The model keeps what it has learned. "
                     "Call learn(..., reset_num_timesteps=False) in another with block to continue."
@@ -166,32 +183,46 @@ class AcceleratedRun:
     def advice(self) -> RunAdvice:
         """Report what each part of the run takes, and how much faster the run would be without waiting.
 
+        If workers only step, the report compares them with this process. The first call measures an environment.
+
         Raises:
             ConfigurationError: The model has not learned yet.
         """
-        envs = self._envs
-        if envs is None:
+        envs: Any = self._envs
+        if envs is None and self._obstacle is None:
             raise ConfigurationError("advice() needs a run that has begun. Call it in the with block.")
         costs = RunCosts(
-            envs.num_envs,
-            envs.num_workers,
+            self._original.num_envs,
+            self._num_workers,
             self._mode,
             isinstance(self._model, OffPolicyAlgorithm),
-            envs.steps,
-            envs.seconds,
+            getattr(envs, "steps", 0),
+            getattr(envs, "seconds", 0.0),
             self._seconds["collect_rollouts"],
             self._seconds["train"],
+            self._env_step_s,
         )
-        return RunAdvice(costs)
+        return RunAdvice(costs, self._obstacle or "")
+
+    @functools.cached_property
+    def _env_step_s(self) -> float | None:
+        """Seconds of a step of one environment in this process, or ``None`` if workers do more than to step."""
+        if not isinstance(self._envs, SteppedVecEnv) or self._num_workers == 0:
+            return None
+        # Random actions may be illegal, and an environment may not exist twice in this process.
+        with contextlib.suppress(Exception):
+            return measured_step(Factories(tuple(self._factories), self._original.num_envs, ()), 0)[0].step_s
+        return None
 
     def _started(self) -> SteppedVecEnv | ReplayedVecEnv:
         """Start workers, which act if they can."""
         original, writers = self._original, results_writers(self._original)
-        if self._transforms is None or self._num_workers == 0:
+        transforms = _transforms_for(self._model, self._mode)
+        if transforms is None or self._num_workers == 0:
             spaces = original.observation_space, original.action_space
             return SteppedVecEnv(self._factories, writers, num_workers=self._num_workers, spaces=spaces)
         rollout_length, parts = _rollout_parts(self._model)
-        actor, settings = actor_of(self._model, self._transforms)
+        actor, settings = actor_of(self._model, transforms)
         policy: Any = self._model.policy
         published = policy if isinstance(self._model, OnPolicyAlgorithm) else acting_part(policy)
         rollouts = itertools.count(1)

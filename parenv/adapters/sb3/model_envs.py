@@ -65,20 +65,50 @@ def check_version(version: str) -> None:
         )
 
 
-def check_model(model: Any, mode: str) -> None:
-    """Check that accelerate supports a model.
+def check_model(model: Any) -> None:
+    """Check that a model is one, and has an environment.
 
     Raises:
-        ConfigurationError: It does not.
+        ConfigurationError: It is not, or has none.
     """
     name = type(model).__name__
     if not isinstance(model, BaseAlgorithm):
         raise ConfigurationError(f"model must be a model of Stable-Baselines3, such as PPO(...), got a {name}")
-    if not isinstance(model, OnPolicyAlgorithm | OffPolicyAlgorithm):
+    if model.env is None:
         raise ConfigurationError(
-            "model must be one of PPO, A2C, DQN, SAC, TD3 and DDPG, or one of TRPO, MaskablePPO, RecurrentPPO, TQC and "
-            f"QRDQN of sb3-contrib, got {name}"
+            f"the model must have an environment, but this {name} has none. Call model.set_env(...)."
         )
+
+
+def obstacle_of(model: BaseAlgorithm) -> str | None:
+    """Return why accelerate cannot have a model learn on workers and what it can, or ``None`` if nothing is known."""
+    name, env = type(model).__name__, innermost(model)
+    if not isinstance(model, OnPolicyAlgorithm | OffPolicyAlgorithm):
+        return (
+            f"{name} collects in a way of its own. accelerate supports PPO, A2C, DQN, SAC, TD3 and DDPG, and from "
+            "sb3-contrib TRPO, MaskablePPO, RecurrentPPO, TQC and QRDQN."
+        )
+    if type(env) is DummyVecEnv:
+        return None
+    if isinstance(env, SubprocVecEnv):
+        why = "has its environments in processes of its own"
+    elif isinstance(env, ParallelVecEnv | ReplayedVecEnv):
+        why = "has its environments in workers already"
+    else:
+        why = "is not a DummyVecEnv, whose environments accelerate copies to workers"
+    return (
+        f"the {type(env).__name__} of this {name} {why}. Pass make_vec_env(..., n_envs) without vec_env_cls, with any "
+        "wrappers around it."
+    )
+
+
+def check_mode(model: Any, mode: str) -> None:
+    """Check that a model can collect in a mode.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    name = type(model).__name__
     if mode == "sync":
         return
     if isinstance(model, OnPolicyAlgorithm):
@@ -110,18 +140,10 @@ def wrappers_of(model: BaseAlgorithm) -> list[VecEnvWrapper]:
 
 
 def innermost(model: BaseAlgorithm) -> VecEnv:
-    """Return the vec env inside all wrappers.
-
-    Raises:
-        ConfigurationError: The model has no vec env.
-    """
+    """Return the vec env inside all wrappers."""
     wrappers = wrappers_of(model)
-    env = wrappers[-1].venv if wrappers else model.env
-    if env is None:
-        raise ConfigurationError(
-            f"the model must have an environment, but this {type(model).__name__} has none. Call model.set_env(...)."
-        )
-    return env
+    env: Any = wrappers[-1].venv if wrappers else model.env
+    return env  # type: ignore[no-any-return]
 
 
 def holders_of(model: BaseAlgorithm, env: VecEnv) -> list[tuple[Any, str]]:
@@ -134,26 +156,14 @@ def holders_of(model: BaseAlgorithm, env: VecEnv) -> list[tuple[Any, str]]:
     return [(holder, name) for holder, name in holders if getattr(holder, "__dict__", {}).get(name) is env]
 
 
-def factories_of(model: BaseAlgorithm, env: VecEnv) -> list[PickledEnv]:
-    """Return factories of copies of the single environments of a model's innermost vec env.
+def factories_of(model: BaseAlgorithm, envs: Sequence[Env[Any, Any]]) -> list[PickledEnv]:
+    """Return factories of copies of a model's single environments.
 
     Raises:
-        ConfigurationError: The vec env is not a ``DummyVecEnv``.
         NotPicklableError: An environment cannot be copied. The message names it.
     """
-    if type(env) is DummyVecEnv:
-        shared = _shared_samplers(model, env.envs)
-        return [_pickled(env_id, one, shared) for env_id, one in enumerate(env.envs)]
-    if isinstance(env, SubprocVecEnv):
-        why = "does not keep its environments in this process"
-    elif isinstance(env, ParallelVecEnv | ReplayedVecEnv):
-        why = "has its environments in workers already"
-    else:
-        why = "is not supported"
-    raise ConfigurationError(
-        f"the model must have a DummyVecEnv, whose environments accelerate copies to workers, but a "
-        f"{type(env).__name__} {why}. Pass make_vec_env(..., n_envs) without vec_env_cls, with any wrappers around it."
-    )
+    shared = _shared_samplers(model, envs)
+    return [_pickled(env_id, one, shared) for env_id, one in enumerate(envs)]
 
 
 def results_writers(env: VecEnv) -> dict[int, ResultsWriter]:

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parenv.advice import LARGE, NOTABLE, Fact, gain_in_words, gain_without, in_lines, in_steps, time_facts
+from parenv.advice import (
+    LARGE,
+    NOTABLE,
+    Fact,
+    gain_in_words,
+    gain_without,
+    in_lines,
+    in_seconds,
+    in_steps,
+    time_facts,
+)
 from parenv.errors import ConfigurationError
+
+CERTAIN = 1.5
+"""Smallest ratio of waiting to the steps of the environments that counts. A ``DummyVecEnv`` takes time of its own."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,8 @@ class RunCosts:
         waiting_s: Seconds for which the model has waited for environments.
         collecting_s: Seconds of the model in ``collect_rollouts``, waiting included.
         learning_s: Seconds of the model in ``train``.
+        env_step_s: Seconds of a step of one environment in this process, measured after the run. ``None`` if workers
+            act or there are none.
 
     >>> RunCosts(16, 2, "sync", False, 1000, 3.0, 4.0, 4.0).shares
     {'waiting for environments': 0.375, 'acting and storing': 0.125, 'learning': 0.5}
@@ -35,6 +50,7 @@ class RunCosts:
     waiting_s: float
     collecting_s: float
     learning_s: float
+    env_step_s: float | None = None
 
     @property
     def storing_s(self) -> float:
@@ -58,7 +74,12 @@ class RunCosts:
     @property
     def shares(self) -> dict[str, float]:
         """Shares of the model's time, by part."""
-        return {name: seconds / self.total_s for name, seconds in self.seconds.items()}
+        return {name: seconds / (self.total_s or 1.0) for name, seconds in self.seconds.items()}
+
+    @property
+    def in_process_s(self) -> float:
+        """Seconds that a step of all environments would take in this process; 0 if they were not measured."""
+        return (self.env_step_s or 0.0) * self.num_envs
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,7 @@ class RunAdvice:
 
     Args:
         costs: Times of the run.
+        obstacle: Reason why the model is not accelerated. Empty: it is.
 
     Raises:
         ConfigurationError: The model has not learned yet.
@@ -78,18 +100,21 @@ class RunAdvice:
       acting and storing        1 ms per step of all environments  12%
       learning                  4 ms per step of all environments  50%
     without any waiting for environments, the run would be at most 1.6 times as fast
+    >>> RunAdvice(RunCosts(8, 2, "sync", False, 1000, 0.3, 0.5, 0.1, env_step_s=1e-5)).is_slower
+    True
     """
 
     costs: RunCosts
+    obstacle: str = ""
 
     def __post_init__(self) -> None:
-        if not self.costs.steps or not self.costs.learning_s:
+        if not self.obstacle and not (self.costs.steps and self.costs.learning_s):
             raise ConfigurationError("advice() needs a model that has learned. Call model.learn(...) first.")
 
     @property
     def env_steps_per_second(self) -> float:
         """Env steps per second of all environments together, learning included."""
-        return self.costs.steps * self.costs.num_envs / self.costs.total_s
+        return self.costs.steps * self.costs.num_envs / (self.costs.total_s or 1.0)
 
     @property
     def facts(self) -> tuple[Fact, ...]:
@@ -100,16 +125,28 @@ class RunAdvice:
             pointers["waiting for environments"] = NOTABLE, "mode"
         elif costs.num_workers < costs.num_envs:
             pointers["waiting for environments"] = LARGE, "num_workers"
-        return time_facts(costs.seconds, costs.steps, "s per step of all environments", pointers)
+        return time_facts(costs.seconds, costs.steps or 1, "s per step of all environments", pointers)
 
     @property
     def largest_gain(self) -> float:
         """Upper bound on the gain of faster environments: the run's time over its time without any waiting."""
         return gain_without(self.costs.shares["waiting for environments"])
 
+    @property
+    def is_slower(self) -> bool:
+        """True if a step of all environments takes longer on workers than in this process, by a certain margin."""
+        costs = self.costs
+        return costs.env_step_s is not None and costs.waiting_s > CERTAIN * costs.steps * costs.in_process_s
+
     def __str__(self) -> str:
         costs = self.costs
+        if self.obstacle:
+            return f"not accelerated: {self.obstacle}"
         head = f"{costs.num_envs} environments in {costs.num_workers} workers, {costs.mode}"
         bound = gain_in_words("the run", "environments", costs.shares["waiting for environments"])
         rate = in_steps(self.env_steps_per_second)
-        return "\n".join([f"{head}: {rate} env steps/s", *in_lines("time of the model", self.facts), bound])
+        lines = [f"{head}: {rate} env steps/s", *in_lines("time of the model", self.facts), bound]
+        if self.is_slower:
+            there, here = in_seconds(costs.waiting_s / costs.steps), in_seconds(costs.in_process_s)
+            lines.append(f"slower than without: a step of all environments takes {there}, and {here} in this process")
+        return "\n".join(lines)
