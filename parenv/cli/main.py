@@ -19,6 +19,7 @@ from parenv.bench.lineage_plot import lineage
 from parenv.bench.output_files import check_plotting, check_writable, write_text
 from parenv.bench.run_report import report
 from parenv.bench.setting_advice import advise
+from parenv.cli.check import add_check_command
 from parenv.cli.evaluate import add_eval_command
 from parenv.cli.help import ENV_HELP, add_command, given, with_examples, with_flags
 from parenv.cli.hosts import add_keys_command, add_worker_command
@@ -78,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     for add in (
         _add_bench,
         _add_advise,
+        add_check_command,
         _add_report,
         _add_lineage,
         add_play_command,
