@@ -356,12 +356,18 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     def evaluate(self, episodes: int, deterministic: bool = True, *, wait: Literal[False]) -> PendingEvaluation: ...
 
     def evaluate(
-        self, episodes: int, deterministic: bool = True, *, wait: bool = True, in_place: bool = False
+        self,
+        episodes: Any = None,
+        deterministic: bool = True,
+        *,
+        wait: bool = True,
+        in_place: bool = False,
+        **unknown: object,
     ) -> EpisodeStatistics | PendingEvaluation:
         """Run whole episodes with the newest version, on the workers, in sub-environments of their own.
 
         The training environments, their random states and the recurrent state of the policy stay as they are, except
-        with ``in_place``.
+        with ``in_place``. :func:`parenv.evaluate` runs episodes in other environments.
 
         Args:
             episodes: Number of episodes.
@@ -372,6 +378,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
                 is in progress, no other one begins, and that one is returned.
             in_place: Whether to use the training environments, if a process may have only one. Their episodes are cut,
                 and the next rollout of a worker has ``restarted``.
+            **unknown: Refused, with a message that names the right function.
 
         Returns:
             Episodes, or with ``wait=False`` the pending evaluation.
@@ -379,6 +386,12 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         Raises:
             ConfigurationError: ``in_place`` with ``wait=False``, with named policies, or in a recorded run.
         """
+        if unknown:
+            raise ConfigurationError(
+                "pool.evaluate must be called with episodes, deterministic, wait and in_place, got "
+                f"{', '.join(unknown)}. It runs the environments of the pool. For others, use "
+                "parenv.evaluate(policy, env_fn, episodes=50)."
+            )
         at_least("episodes", episodes, 1)
         if in_place and not wait:
             raise ConfigurationError(

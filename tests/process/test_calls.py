@@ -136,6 +136,16 @@ def test_an_evaluation_spreads_the_episodes_over_the_environments() -> None:
         assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.parametrize("given", [(), (5,)])
+def test_an_evaluation_in_other_environments_is_refused_with_the_function_that_does_it(given: Any) -> None:
+    with AsyncWorkerPool("CartPole-v1", zeros, num_workers=0) as pool:
+        with pytest.raises(ConfigurationError, match=r"got env_fn\. .* use parenv\.evaluate\(policy, env_fn, "):
+            pool.evaluate(*given, env_fn=lambda: gym.make("CartPole-v1"))
+        with pytest.raises(ConfigurationError, match="episodes must be an integer of at least 1, got None"):
+            pool.evaluate()  # type: ignore[call-overload]
+        assert len(pool.evaluate(2)) == 2
+
+
 def test_evaluation_acts_deterministically_with_the_newest_version() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
