@@ -126,7 +126,7 @@ def record_dataset(
     target: str,
     *,
     keep: Callable[[Episode], Any] | None = None,
-    seeds: bool = True,
+    seeds: bool | None = None,
     env: str | EnvSpec | None = None,
     metadata: Mapping[str, Any] | None = None,
     max_episode_bytes: int = 2**28,
@@ -144,7 +144,8 @@ def record_dataset(
         target: ``"minari:"`` and the id of a new dataset, such as ``"minari:me/cartpole-v0"``. Rank 1 writes to
             ``me/cartpole-rank1-v0``.
         keep: Function of an :class:`~parenv.Episode` that returns whether to keep it. Default: keep all.
-        seeds: Whether episodes must have their seeds, which needs a pool with ``episode_seeds=True``.
+        seeds: Whether episodes must have their seeds, which needs a pool with ``episode_seeds=True``. Default: they
+            have them if the pool has them. Otherwise, one warning is logged, which ``False`` avoids.
         env: Env id or spec for ``dataset.recover_environment()``. Default: the env id that the pool was made with.
         metadata: Metadata of the dataset, such as ``author``, ``algorithm_name`` and ``description``.
         max_episode_bytes: Limit for the episode in progress of each sub-environment, in bytes. Larger episodes are left
@@ -166,6 +167,12 @@ def record_dataset(
     plan = pool._session.plan
     spaces = pool.single_observation_space, pool.single_action_space
     writer = MinariWriter(_checked(plan, target, seeds), spaces, _spec(env, plan), metadata or {})
+    if seeds is None and EPISODE_SEED not in plan.job.infos:
+        _log.warning(
+            "the dataset %s has no seeds, because the pool was made without episode_seeds=True. Pass seeds=False to "
+            "record_dataset if that is intended",
+            writer.dataset_id,
+        )
     (policy,) = plan.job.policies.values()
     is_new = not pool.statistics().rollouts
     cutter = EpisodeCutter(as_policy(policy).infos_taken(), EPISODE_SEED, max_episode_bytes, is_new)
@@ -195,7 +202,7 @@ def _recording(pool: AsyncWorkerPool[Any], recording: DatasetRecording) -> Itera
         )
 
 
-def _checked(plan: Plan, target: str, seeds: bool) -> str:
+def _checked(plan: Plan, target: str, seeds: bool | None) -> str:
     """Return the id of the dataset.
 
     Raises:
@@ -220,8 +227,8 @@ def _checked(plan: Plan, target: str, seeds: bool) -> str:
         )
     if seeds and EPISODE_SEED not in plan.job.infos:
         raise ConfigurationError(
-            "record_dataset must know the seed of each episode. Make the pool with AsyncWorkerPool(..., "
-            "episode_seeds=True), or pass seeds=False for a dataset without seeds."
+            "record_dataset(seeds=True) needs the seed of each episode, got a pool without them. Make it with "
+            "AsyncWorkerPool(..., episode_seeds=True), or leave seeds out."
         )
     return target.removeprefix(_SCHEME)
 

@@ -1,8 +1,8 @@
 """Writer of whole episodes to a Minari dataset, which can be loaded at any moment.
 
 In Minari's ``arrow`` format each episode has a folder, and the metadata of the dataset has the number of episodes. The
-writer writes new folders into a draft folder and moves them. Then it replaces the metadata in one step. A process
-that is killed in between leaves the dataset as it was.
+writer writes new folders into a draft folder beside the dataset and moves them. Then it replaces the metadata in one
+step. A process that is killed in between leaves the dataset as it was. The next recording removes the draft folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +22,14 @@ from parenv.errors import ConfigurationError, embedded
 from parenv.experience.whole_episodes import Episode
 from parenv.libraries import require
 from parenv.process.cores import this_learner
-from parenv.process.whole_files import replacing
+from parenv.process.whole_files import draft_folder, remove_left_drafts, replace
 
 MAX_STEPS = 32_767
 """Maximum length of an episode in env steps. pyarrow stores 32,768 rows in a batch, and Minari reads only the first."""
 _FORMAT = "arrow"
 _SETS = ("author", "author_email")
+_NAMES = r"[\w-]+-v\d+"
+"""Regular expression for the names of the folders of datasets."""
 
 
 class MinariWriter:
@@ -61,7 +62,7 @@ class MinariWriter:
             self.path = Path(minari.storage.get_dataset_path(self.dataset_id))
             if self.path.exists():
                 raise FileExistsError
-        self._draft, self._data = self.path / ".draft", self.path / "data"
+        self._data = self.path / "data"
         about = {**_checked_metadata(metadata), "dataset_id": self.dataset_id, "minari_version": minari.__version__}
         with self._making():
             self._create(namespace, about)
@@ -75,11 +76,9 @@ class MinariWriter:
         if not episodes:
             return
         ids = range(self.num_episodes, self.num_episodes + len(episodes))
-        try:
-            self._write_draft(episodes, ids)
-            self._commit(episodes, ids)
-        finally:
-            shutil.rmtree(self._draft, ignore_errors=True)
+        with draft_folder(self.path) as draft:
+            self._write_draft(draft / "data", episodes, ids)
+            self._commit(draft / "data", episodes, ids)
 
     @contextlib.contextmanager
     def _making(self) -> Iterator[None]:
@@ -103,17 +102,18 @@ class MinariWriter:
         namespaces = require("minari.namespace", "record_dataset", "datasets")
         if namespace is not None and namespace not in namespaces.list_local_namespaces():
             namespaces.create_namespace(namespace)
-        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
-        (draft / "data").mkdir(parents=True)
-        try:
-            self._new_storage(draft / "data").update_metadata(metadata)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        remove_left_drafts(self.path.parent, _NAMES)
+        with draft_folder(self.path) as folder:
+            draft = folder / self.path.name
+            (draft / "data").mkdir(parents=True)
+            try:
+                self._new_storage(draft / "data").update_metadata(metadata)
+            except NotImplementedError as error:
+                raise ConfigurationError(
+                    f"Minari cannot store the spaces of this pool: {embedded(error)}. Flatten them in the environment."
+                ) from None
             draft.rename(self.path)
-        except NotImplementedError as error:
-            raise ConfigurationError(
-                f"Minari cannot store the spaces of this pool: {embedded(error)}. Flatten them in the environment."
-            ) from None
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
 
     def _new_storage(self, path: Path) -> Any:
         observation_space, action_space = self._spaces
@@ -122,12 +122,11 @@ class MinariWriter:
             path, observation_space, action_space, self._env_spec, _FORMAT, jpeg_encoding=False
         )
 
-    def _write_draft(self, episodes: Iterable[Episode], ids: range) -> None:
+    def _write_draft(self, draft: Path, episodes: Iterable[Episode], ids: range) -> None:
         from minari.data_collector import EpisodeBuffer
 
-        shutil.rmtree(self._draft, ignore_errors=True)
-        self._draft.mkdir()
-        storage = self._new_storage(self._draft)
+        draft.mkdir()
+        storage = self._new_storage(draft)
         # Minari looks at all files and rewrites the metadata for each episode. That is half of the time, for nothing.
         storage.get_size, storage.update_metadata = float, dict
         storage.update_episodes(
@@ -145,17 +144,18 @@ class MinariWriter:
         )
         storage.update_episode_metadata([_about(episode) for episode in episodes], ids)
 
-    def _commit(self, episodes: Sequence[Episode], ids: range) -> None:
+    def _commit(self, draft: Path, episodes: Sequence[Episode], ids: range) -> None:
         """Move the folders of the episodes to the dataset, and then count them."""
         for number in ids:
             shutil.rmtree(self._data / str(number), ignore_errors=True)  # A commit that failed may have left it.
-            (self._draft / str(number)).rename(self._data / str(number))
+            (draft / str(number)).rename(self._data / str(number))
         num_steps = self.num_steps + sum(episode.length for episode in episodes)
         metadata = self._storages.MinariStorage.read_raw_metadata(self._data)
         size = metadata.get("dataset_size", 0.0) + sum(map(_megabytes, (self._data / str(number) for number in ids)))
         metadata |= {"total_episodes": ids.stop, "total_steps": num_steps, "dataset_size": size}
-        with replacing(self._data / self._storages.METADATA_FILE_NAME) as draft:
-            draft.write_text(json.dumps(metadata))
+        about = draft / self._storages.METADATA_FILE_NAME
+        about.write_text(json.dumps(metadata))
+        replace(about, self._data / self._storages.METADATA_FILE_NAME)
         self.num_episodes, self.num_steps = ids.stop, num_steps
 
 

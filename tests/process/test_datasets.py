@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,6 +114,23 @@ def copied(factory: Any) -> Any:
 
 def native() -> Any:
     return OwnVectorEnv(ledgers(2))
+
+
+@pytest.mark.parametrize(("has_seeds", "seeds", "warnings"), [(False, None, 1), (False, False, 0), (True, None, 0)])
+def test_a_pool_without_seeds_is_recorded_without_them_and_one_warning_names_the_option(
+    has_seeds: bool, seeds: bool | None, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        AsyncWorkerPool(ledgers(2), zeros, num_workers=0, rollout_length=9, episode_seeds=has_seeds) as pool,
+        record_dataset(pool, "minari:me/ledger-v0", seeds=seeds),
+    ):
+        for _ in pool.rollouts(Stop(env_steps=200)):
+            pass
+    assert len(ledger_episodes("me/ledger-v0")) > 5
+    assert {"seed" in about for _, about in loaded("me/ledger-v0")} == {has_seeds}
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == warnings
+    assert all("me/ledger-v0 has no seeds" in text and "Pass seeds=False to record_dataset" in text for text in said)
 
 
 @pytest.mark.more
@@ -501,7 +519,7 @@ def test_wrong_arguments_are_refused_before_a_file_is_created(folder: Path) -> N
     with ParallelVectorEnv(ledgers(1), num_workers=0) as envs:
         refused(envs, "pool must be an AsyncWorkerPool, got ")  # type: ignore[arg-type]
     with AsyncWorkerPool(ledgers(1), zeros, num_workers=0) as pool:
-        refused(pool, "episode_seeds=True")
+        refused(pool, r"record_dataset\(seeds=True\) needs .*episode_seeds=True", seeds=True)
     drops: dict[str, Any] = {"max_policy_lag": 1, "on_stale": "drop"}
     with AsyncWorkerPool(ledgers(1), zeros, num_workers=0, episode_seeds=True, **drops) as pool:
         refused(pool, 'on_stale="drop"')
@@ -676,6 +694,27 @@ def test_a_process_that_is_killed_at_any_moment_leaves_a_dataset_that_loads(
             assert found == everything[: len(found)]
     assert counts == sorted(counts)
     assert 0 == counts[0] < counts[-1]
+
+
+def hidden(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob(".*") if path.exists()]
+
+
+@pytest.mark.more
+def test_the_next_recording_removes_the_drafts_of_processes_that_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, left = tmp_path / "left", 0
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
+    with AsyncWorkerPool(ledgers(1), zeros, num_workers=0, **SEEDED) as pool:
+        for fatal in range(1, 25):
+            assert record_until(fatal, folder).returncode == -signal.SIGKILL
+            left += bool(hidden(folder))
+            with record_dataset(pool, f"minari:me/other-v{fatal}"):
+                pass
+            assert hidden(folder) == []
+            shutil.rmtree(folder / "me" / "ledger-v0", ignore_errors=True)
+    assert left > 12
 
 
 @pytest.mark.more

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from parenv.errors import ConfigurationError
 from parenv.evaluation.results import ResultsFile
-from parenv.process.whole_files import lock, unlock
+from parenv.process.whole_files import draft_folder, lock, remove_left_drafts, replacing, unlock
 from parenv.records.recording import Recorder
 from parenv.records.run_folder import RunFolder
 
@@ -77,3 +79,70 @@ def test_a_lock_ends_although_a_child_process_has_the_file_open(tmp_path: Path) 
     assert lock(second, path, "run")
     os.close(inherited)
     os.close(second)
+
+
+def left_by_a_killed_process(folder: Path) -> None:
+    """Have a process kill itself while it replaces ``folder / "file"``."""
+    script = (
+        "import os, pathlib, sys\n"
+        "from parenv.process.whole_files import replacing\n"
+        "with replacing(pathlib.Path(sys.argv[1])) as draft:\n"
+        "    draft.write_text('half')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(folder / "file")], timeout=100).returncode == -9
+
+
+def test_a_draft_is_removed_once_its_process_has_ended(tmp_path: Path) -> None:
+    left_by_a_killed_process(tmp_path)
+    (draft,) = tmp_path.iterdir()
+    remove_left_drafts(tmp_path, "other")
+    assert list(tmp_path.iterdir()) == [draft]
+    with replacing(tmp_path / "file") as mine:
+        assert not draft.exists()
+        mine.write_text("whole")
+        with replacing(tmp_path / "file") as other:
+            other.write_text("of another thread")
+        assert mine.read_text() == "whole"
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_drafts_are_kept_on_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with draft_folder(tmp_path / "file") as draft:
+        (draft / "file").write_text("half")
+        remove_left_drafts(tmp_path, "file")
+        assert (draft / "file").read_text() == "half"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_files_with_a_similar_name_are_kept(tmp_path: Path) -> None:
+    for name in (".file.0123", ".file.0123456789abcdef.txt", ".afile.0123456789abcdef", "file.0123456789abcdef"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".file.0123456789abcdef").write_text("a file of the user")
+    remove_left_drafts(tmp_path, "file")
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+RACING = """
+import pathlib, sys
+from parenv.process.whole_files import draft_folder, remove_left_drafts
+folder = pathlib.Path(sys.argv[1])
+for _ in range(100):
+    remove_left_drafts(folder, "file")
+    with draft_folder(folder / "file") as draft:
+        (draft / "part").write_text("whole")
+        remove_left_drafts(folder, "file")
+        assert (draft / "part").read_text() == "whole"
+"""
+
+
+@pytest.mark.more
+def test_processes_that_make_and_remove_drafts_at_once_never_remove_each_others(tmp_path: Path) -> None:
+    racing = [subprocess.Popen([sys.executable, "-c", RACING, str(tmp_path)]) for _ in range(4)]
+    assert [one.wait(timeout=200) for one in racing] == [0] * 4
+    remove_left_drafts(tmp_path, "file")
+    assert list(tmp_path.iterdir()) == []
