@@ -77,6 +77,14 @@ def script_of(page: Path) -> str:
 
 WITH_CODE = [page for page in PAGES if page.name != "README.md" and script_of(page).strip()]
 PARTS = 9
+SEARCHED = {
+    "dict observations": "guides/dict-observations",
+    "progress bar": "guides/log-metrics",
+    "logging": "guides/log-metrics",
+    "num_workers": "reference/products",
+    "one world per process": "guides/vector-env",
+}
+"""Words that users search for, and the page with a heading that contains them."""
 
 
 @pytest.mark.one_in(PARTS)
@@ -339,3 +347,10 @@ def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     for page in tmp_path.rglob("*.html"):
         shown = html.unescape(re.sub(r"<[^>]*>", "", re.sub(r"(?s)<(script|style)\b.*?</\1>", "", page.read_text())))
         assert marks(shown) == [], page
+    index = (tmp_path / "searchindex.js").read_text()
+    found = json.loads(index[index.index("(") + 1 : index.rindex(")")])
+    for words, page in SEARCHED.items():
+        pages = [
+            number for title, places in found["alltitles"].items() if words in title.lower() for number, _ in places
+        ]
+        assert page in [found["docnames"][number] for number in pages], words

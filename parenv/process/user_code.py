@@ -60,7 +60,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._names = names
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle as cloudpickle does, except for modules of torch; note names of the script, and refuse ends of pipes."""
+        """Pickle as cloudpickle does, except for modules of torch. Note names of the script, refuse ends of pipes."""
         if type(obj).__module__ == "multiprocessing.connection":
             # It could be pickled as a number, which would be another descriptor in the worker.
             raise TypeError(f"{type(obj).__name__} objects should only be shared between processes through inheritance")
