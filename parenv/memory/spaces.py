@@ -200,6 +200,12 @@ def alike(one: Space[Any], other: Space[Any]) -> bool:
     return bool(first == second)
 
 
+def has_custom(space: Space[Any]) -> bool:
+    """Return whether a space is, or contains, a custom space of which only the text is known."""
+    description = describe(space)
+    return bool(_without_text(description) != description)
+
+
 def _without_text(description: Any) -> Any:
     if isinstance(description, dict):
         return {key: _without_text(part) for key, part in description.items()}

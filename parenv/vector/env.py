@@ -73,7 +73,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             at most a tenth of a core beyond the saved wake-ups. :meth:`statistics` reports the time.
         spaces: Observation and action space of one sub-environment, if the vector env must use these objects.
             ``"make"``: spaces of an environment that this process makes and closes. Default: spaces that workers
-            describe, in which a ``Space`` class of the user is unknown.
+            describe. If they contain a ``Space`` class of the user, ``"make"``, unless that fails.
         strict_infos: Whether a value in an info that has no plain form is a :class:`~parenv.NotDataError`. By default
             the value is left out, with one warning. With ``num_workers=0`` no value is left out.
 
@@ -137,6 +137,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
                 spin_us=spin_us,
                 spaces=spaces,
                 strict_infos=strict_infos,
+                class_name=type(self).__name__,
             )
         )
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
@@ -148,8 +149,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         except BaseException as error:
             shorten(error)
             raise
-        self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
-        self._session = session
+        self._session, self.num_envs, self.batch_size = session, plan.num_envs, plan.batch_size
         self._pending, self._is_closed = _IDLE, False
         self._refusal = f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
         about = session.close, plan.job.options.close_timeout_s, ClosedEnvironmentError, self._refusal

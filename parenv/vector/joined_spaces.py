@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,11 +13,12 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from parenv.envs.factories import Factories, given_spaces
 from parenv.envs.factories import Spaces as Given
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import aligned
 from parenv.memory.sampling import set_generators
-from parenv.memory.spaces import alike, each_once, leaves, rebuild
+from parenv.memory.spaces import alike, each_once, has_custom, leaves, rebuild
 from parenv.memory.step_buffer import StepBufferSpec
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import StepReady
@@ -62,8 +64,37 @@ def rebuilt(ready: Sequence[StepReady]) -> list[SpacesOfWorker]:
     return found
 
 
-def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, given: Given | None = None) -> Spaces:
+def spaces_of_custom_classes(
+    of_workers: Sequence[SpacesOfWorker], factories: Factories, here: Sequence[Any]
+) -> Given | None:
+    """Return the spaces of an environment of this process, if workers have spaces of custom classes.
+
+    Workers send such spaces as text. If this process cannot make an environment, the spaces stay text.
+
+    Args:
+        of_workers: Spaces of the sub-environments of each worker.
+        factories: Factories of the sub-environments.
+        here: Sub-environments that this process has. Without one, it makes one and closes it.
+    """
+    first = [of_workers[0][name][0][0] for name in ("observation_space", "action_space")]
+    if not any(map(has_custom, first)):
+        return None
+    with contextlib.suppress(Exception):
+        made = (here[0].observation_space, here[0].action_space) if here else given_spaces("make", factories)
+        return made if made and all(map(alike, first, made)) else None
+    return None
+
+
+def join_spaces(
+    of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, given: Given | None, class_name: str
+) -> Spaces:
     """Check that the spaces of all sub-environments are compatible, and batch them.
+
+    Args:
+        of_workers: Spaces of the sub-environments of each worker.
+        mode: ``"same"``, ``"different"``, or the batched and the single space.
+        given: Observation and action space that replace equal ones, or ``None``.
+        class_name: Class of the vector env, for messages.
 
     Raises:
         ConfigurationError: The spaces of the first sub-environment differ from ``given``.
@@ -84,14 +115,18 @@ def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, giv
         fits = number == 0 if mode == "same" else is_space_dtype_shape_equiv(space, single)
         if not fits:
             # User code matches these texts, which are Gymnasium's.
-            are_not, remedy = (
-                ("are not equivalent", "If this is intentional, use `observation_mode='different'` instead.")
+            chosen, are_not, remedy = (
+                ("'same'", "are not equivalent", "If this is intentional, use `observation_mode='different'` instead.")
                 if mode == "same"
-                else ("do not share a common shape and dtype", "Give them one shape and dtype.")
+                else (
+                    "'different' or custom space",
+                    "do not share a common shape and dtype",
+                    "Give them one shape and dtype.",
+                )
             )
             raise RuntimeError(
-                f"the sub-environments observation spaces {are_not}. single_observation_space={single}, but env_id "
-                f"{which.index(number)} has {space}. {remedy}"
+                f"{class_name}(..., observation_mode={chosen}) however the sub-environments observation spaces "
+                f"{are_not}. single_observation_space={single}, but env_id {which.index(number)} has {space}. {remedy}"
             )
     actions, which = _distinct(of_workers, "action_space")
     if len(actions) > 1:

@@ -87,6 +87,8 @@ class StepWorkersEnv(ParallelVectorEnv):
             on_worker_death="raise" if options.restart is None else "restart",
             workers=inner,
         )
+        # The process that acts reports the exception to the main process.
+        self._session.logs_errors = False
         middle = sum(split(self.num_envs, processes)[: processes // 2])
         bounds = itertools.pairwise(sorted({0, middle, self.num_envs}))
         self.halves = [HalfOfEnvs(self, np.arange(*both)) for both in bounds]

@@ -48,6 +48,7 @@ class VectorArguments:
     spin_us: SpinUs
     spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None
     strict_infos: bool
+    class_name: str
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class VectorPlan:
         placement: Machines of the workers; ``None`` for this machine.
         spaces: Spaces of a sub-environment from the user, or ``None``.
         strict_infos: Whether a value in an info that has no plain form is an error.
+        class_name: Class of the vector env, for messages.
     """
 
     job: StepJob
@@ -81,6 +83,7 @@ class VectorPlan:
     placement: Placing
     spaces: Spaces | None
     strict_infos: bool
+    class_name: str
 
     @property
     def inline(self) -> bool:
@@ -135,6 +138,7 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
         placement=given.placement,
         spaces=given_spaces(given.spaces, factories),
         strict_infos=given.strict_infos,
+        class_name=given.class_name,
     )
     return shared_out(plan, beside, num_envs // (beside + 1)) if caller_steps else shared_out(plan, workers)
 

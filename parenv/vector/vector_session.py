@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import multiprocessing
@@ -12,8 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from gymnasium import logger
 
 from parenv.envs.step_cost import StepCost
+from parenv.errors import SubEnvironmentError
 from parenv.placement.base import drained
 from parenv.process.forks import Owner
 from parenv.process.user_code import dumps
@@ -23,7 +26,7 @@ from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
 from parenv.vector.backend import Backend
 from parenv.vector.episode_ends import EpisodeEnds
-from parenv.vector.joined_spaces import join_spaces, step_buffer_spec
+from parenv.vector.joined_spaces import join_spaces, spaces_of_custom_classes, step_buffer_spec
 from parenv.vector.lost_episodes import LostEpisodes
 from parenv.vector.results import Results
 from parenv.vector.vector_plan import VectorPlan
@@ -42,6 +45,7 @@ class VectorSession:
     Attributes:
         owner: Process that may use and close the session.
         under_way: Number of sub-environments that have an action whose results the user has not received.
+        logs_errors: Whether each exception of a sub-environment is logged by Gymnasium's logger.
         read_infos: Function that returns the infos of all or of some sub-environments. Default: in Gymnasium's form.
         stopped: Function that returns the exception for every further wait, because another thread closes the session.
     """
@@ -53,7 +57,11 @@ class VectorSession:
         self.backend = Backend(plan)
         try:
             first, mode = self.backend.first, plan.job.autoreset_mode
-            self.spaces = join_spaces(self.backend.spaces, plan.observation_mode, plan.spaces)
+            given, of_workers = plan.spaces, self.backend.spaces
+            is_known_here = plan.placement is None and plan.job.options.python is None
+            if given is None and is_known_here and plan.worker_shares:
+                given = spaces_of_custom_classes(of_workers, plan.job.factories, self.backend.envs)
+            self.spaces = join_spaces(of_workers, plan.observation_mode, given, plan.class_name)
             self.metadata, self.render_mode = {**first.metadata, "autoreset_mode": mode}, first.render_mode
             self._step_buffer = self.backend.lay_out(step_buffer_spec(self.spaces, plan.num_envs, mode))
         except BaseException:
@@ -70,6 +78,7 @@ class VectorSession:
         self._ends = EpisodeEnds(self._step_buffer, mode)
         self._tracks_ends = self._lost.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
+        self.logs_errors = True
         self.under_way = self._sequence = 0
         self._had_infos = self._late = self._stepping = False
         self._resetting: Sequence[int] = ()
@@ -230,6 +239,7 @@ class VectorSession:
             each: Key of the list of infos.
         """
         results = self._results
+        self.logs_errors = False
         results.fit.any_kind = True
         self.read_infos = lambda env_ids: {each: results.each_info()}
 
@@ -329,7 +339,18 @@ class VectorSession:
             raise
         finally:
             self._question = None
+        self._log_errors([error for errors in question.errors.values() for error in errors])
         return self.backend.questions.answers(question)
+
+    def _log_errors(self, errors: Sequence[BaseException]) -> None:
+        """Log one line for each exception of a sub-environment, because only one of several is raised."""
+        for error in errors if self.logs_errors else ():
+            where = error.__cause__
+            if isinstance(where, SubEnvironmentError) and where.env_id is not None:
+                # Gymnasium's logger warns. If warnings are errors, the user must get the exception instead.
+                with contextlib.suppress(Warning):
+                    text = f"env_id {where.env_id} (worker {where.worker}) raised {type(error).__name__}: {error}"
+                    logger.error("%s", text)
 
     def _settled(self) -> bool:
         """Tell whether every request is finished."""
@@ -377,6 +398,7 @@ class VectorSession:
             # A sub-environment that raised has no result for which recv could wait.
             self._in_flight[failed] = False
             self.under_way = int(np.count_nonzero(self._in_flight))
+            self._log_errors(errors)
             raise_all(errors)
         if self._results.left_out:
             self._results.report_left_out()

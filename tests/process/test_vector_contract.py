@@ -257,10 +257,33 @@ def test_without_workers_the_spaces_are_those_of_the_environments(name: str) -> 
         assert_same(envs.get_attr("actions"), reference.get_attr("actions"))
 
 
+@pytest.mark.parametrize("name", ["custom", "in a dict", "in a tuple", "in a sequence", "in one of two"])
+@pytest.mark.parametrize("caller_steps", [False, True])
+def test_with_workers_a_custom_space_has_its_class_and_can_be_sampled(name: str, caller_steps: bool) -> None:
+    makers = talkers(observed=CUSTOM[name], acted=CUSTOM[name])
+    with (
+        parallel(makers, num_workers=2, caller_steps=caller_steps) as envs,
+        contextlib.closing(SyncVectorEnv(makers)) as reference,
+    ):
+        for each in (envs, reference):
+            assert each.single_action_space == CUSTOM[name] == each.single_observation_space
+            each.action_space.seed(5)
+            each.reset(seed=1)
+            each.step(each.action_space.sample())
+        assert_same(envs.get_attr("actions"), reference.get_attr("actions"))
+
+
 @pytest.mark.parametrize("name", ["custom", "in a dict", "in a tuple"])
-def test_with_workers_sampling_a_custom_space_is_an_error_with_a_remedy(name: str) -> None:
-    makers = talkers(acted=CUSTOM[name])
-    with parallel(makers, num_workers=2) as envs, contextlib.closing(SyncVectorEnv(makers)) as reference:
+def test_sampling_a_custom_space_that_this_process_cannot_make_is_an_error_with_a_remedy(name: str) -> None:
+    main, makers = os.getpid(), talkers(acted=CUSTOM[name])
+
+    def make(env_id: int) -> Any:
+        if os.getpid() == main:
+            raise RuntimeError("no simulator here")
+        return makers[env_id]()
+
+    away = [functools.partial(make, env_id) for env_id in range(N)]
+    with parallel(away, num_workers=2) as envs, contextlib.closing(SyncVectorEnv(makers)) as reference:
         envs.action_space.seed(5)
         with pytest.raises(NotImplementedError, match=r"Custom\(\) cannot be sampled .*spaces=\"make\""):
             envs.action_space.sample()
@@ -769,7 +792,8 @@ def boxes(*highs: float, dtype: Any = np.float32, shape: Any = (2,)) -> list[Any
 @INLINE_OR_NOT
 def test_spaces_that_differ_need_another_observation_mode(num_workers: int) -> None:
     said = (
-        r"^the sub-environments observation spaces are not equivalent\. .*env_id 1 has .*"
+        r"^ParallelVectorEnv\(\.\.\., observation_mode='same'\) however the sub-environments observation spaces are "
+        r"not equivalent\. .*env_id 1 has .*"
         r"If this is intentional, use `observation_mode='different'` instead\.$"
     )
     with pytest.raises(RuntimeError, match=said):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,26 @@ def test_a_traceback_has_only_frames_of_the_user_and_each_of_them_once(
         assert shown.count(", with the traceback of env_id 0\n") == len(which) - 1
         causes = [error.__cause__ for error in raised.value.__cause__.exceptions]
         assert len({cause.remote_traceback for cause in causes}) == 1, "each exception keeps it as an attribute"
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_exception_of_several_environments_is_one_line_of_gymnasiums_logger(num_workers: int, where: str) -> None:
+    envs = ParallelVectorEnv(some_faulty(where, raise_error, (1, 4)), num_workers=num_workers)
+    with contextlib.closing(envs), warnings.catch_warnings(record=True) as lines:
+        warnings.simplefilter("always")
+        with pytest.raises(SimulatorError):
+            run_into_both(envs)
+    shown = sorted(str(line.message) for line in lines)
+    worker = 1 if num_workers else 0
+    assert [f"env_id {env_id} (worker {of}) raised SimulatorError" in line for (env_id, of), line in zip(
+        [(1, 0), (4, worker)], shown, strict=True
+    )] == [True, True]  # fmt: skip
+
+
+def run_into_both(envs: ParallelVectorEnv) -> None:
+    envs.reset()
+    envs.step(actions_for(1, 4))
 
 
 @pytest.mark.more
