@@ -80,7 +80,8 @@ class RandomNetwork(Policy):
         """Sample actions, tensors ``[B, *action]``."""
         import torch
 
-        rows = [values.reshape(len(values), -1).float() for values in flatten(self._inputs, observations)]
+        values_of = zip(self._inputs, flatten(self._inputs, observations), strict=True)
+        rows = [values.reshape(len(values), leaf.items).float() for leaf, values in values_of]
         outputs = self.module(rows[0] if len(rows) == 1 else torch.cat(rows, -1))
         # A share of exactly 1 would be one above the highest integer.
         shares = (outputs + torch.randn_like(outputs)).sigmoid().clamp(max=1 - 1e-6).double()

@@ -14,6 +14,7 @@ from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.step_buffer import StepBuffer
 from parenv.memory.step_buffer_infos import InfoWriter
+from parenv.memory.trees import joined_axes
 
 Where = Any
 """A slice of the step buffer, or an array of env_ids."""
@@ -96,7 +97,7 @@ class ObservationRows:
         self._own, self._fit, self._side = own, fit, side
         self._single = is_single(self._of)
         self._whole = [
-            None if rows is None or not leaf.shape else rows[own].reshape(-1, *leaf.shape[1:])
+            None if rows is None or not leaf.shape else joined_axes(rows[own])
             for leaf, rows in zip(self._of, self._arrays, strict=True)
         ]
         self._unchecked = np.full(own.stop - own.start, 2)

@@ -11,7 +11,7 @@ import numpy as np
 from parenv.experience.assembly import assemble_rows
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import ROLLOUT_FIELDS, Axes, RolloutSpec
-from parenv.memory.trees import concatenated, copy_of
+from parenv.memory.trees import concatenated, copy_of, joined_axes
 
 PART_AXES = (Axes.STEPS, Axes.OBSERVATIONS)
 Values = Mapping[tuple[str, Any], Any]
@@ -61,11 +61,7 @@ def pieces_of(rows: Any) -> Iterator[Piece]:
 
 def rows_of_slot(arrays: Mapping[tuple[str, Any], Any]) -> dict[tuple[str, Any], Any]:
     """Return the arrays of a slot ``[T, B, ...]`` that have rows as arrays of rows, ``[T * B, ...]``."""
-    return {
-        name: array.reshape(-1, *array.shape[2:])
-        for name, array in arrays.items()
-        if ROLLOUT_FIELDS[name[0]].axes in PART_AXES
-    }
+    return {name: joined_axes(array) for name, array in arrays.items() if ROLLOUT_FIELDS[name[0]].axes in PART_AXES}
 
 
 def cut(values: Values, begin: int, stop: int) -> Values:

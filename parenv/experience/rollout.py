@@ -16,7 +16,7 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.summary import Summarized, shapes_of
 from parenv.experience.transitions import Transitions
 from parenv.memory.layout import PLAIN, Axes
-from parenv.memory.trees import Tree, as_array, concatenated, copy_of, map_trees, to_tensors
+from parenv.memory.trees import Tree, as_array, concatenated, copy_of, joined_axes, map_trees, to_tensors
 
 PER_STEP = ("observations", "actions", *(name for name, axes in PLAIN.items() if axes is Axes.STEPS))
 """The fields of a rollout, and of transitions, that are trees of arrays and lists ``[T, B, ...]``."""
@@ -379,7 +379,7 @@ def _rows_of(row: Any, count: int) -> Any:
 def _flat(value: Any) -> Any:
     if isinstance(value, list):
         return [item for row in value for item in row]
-    return value.reshape(-1, *value.shape[2:])
+    return joined_axes(value)
 
 
 def reshaped(values: Any, like: Any) -> Any:

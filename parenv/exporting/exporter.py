@@ -231,7 +231,7 @@ def difference(wanted: Any, found: Any) -> float:
     if wanted.shape != found.shape:
         return float("inf")
     if wanted.dtype.kind != "f":
-        differs = (wanted != found).reshape(len(wanted), -1).any(-1)
+        differs = (wanted != found).any(axis=tuple(range(1, wanted.ndim)))
         return float(differs.mean()) if differs.size else 0.0
     with np.errstate(invalid="ignore"):
         apart = np.abs(wanted - found) / np.maximum(1.0, np.abs(wanted))

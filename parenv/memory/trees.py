@@ -171,6 +171,13 @@ def copy_with(values: Any, rows: Any, others: Any) -> Any:
     return values
 
 
+def joined_axes(values: Any) -> Any:
+    """Join the first two axes of an array or tensor."""
+    # reshape(-1, ...) cannot compute the size if another size is 0.
+    first, second, *others = values.shape
+    return values.reshape(first * second, *others)
+
+
 def concatenated(*parts: Any) -> Any:
     """Join arrays, tensors or lists along the first axis. If a part is ``None``, return ``None``."""
     if any(part is None for part in parts):

@@ -9,7 +9,7 @@ from typing import Any
 from parenv.errors import ConfigurationError
 from parenv.experience.agent_rollouts import AgentRollout
 from parenv.experience.rollout import Rollout
-from parenv.memory.trees import map_trees
+from parenv.memory.trees import joined_axes, map_trees
 from parenv.policy.policy import Policy, TorchPolicy, as_policy, is_module
 
 _MAX_LOG_RATIO = 80.0
@@ -63,7 +63,7 @@ def kl_from(rollout: Rollout, given: Any, first: Any) -> float:
         )
     parameters = () if policy.module is None else policy.module.parameters()
     block = rollout.to(next((parameter.device for parameter in parameters), "cpu"))
-    observations, actions = (map_trees(_flat, tree) for tree in (block.observations, block.actions))
+    observations, actions = (map_trees(joined_axes, tree) for tree in (block.observations, block.actions))
     with torch.no_grad():
         now = torch.as_tensor(log_prob(observations, actions)).reshape(-1)
         log_ratio = now - torch.as_tensor(block.extras["log_prob"]).reshape(-1).to(now)
@@ -83,7 +83,3 @@ def _acting(given: Any, first: Any) -> Policy:
         policy.module = given
         return policy
     return as_policy(given)
-
-
-def _flat(value: Any) -> Any:
-    return value.reshape(-1, *value.shape[2:])

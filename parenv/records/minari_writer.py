@@ -21,6 +21,7 @@ import numpy as np
 from parenv.errors import ConfigurationError, embedded
 from parenv.experience.whole_episodes import Episode
 from parenv.libraries import require
+from parenv.memory.spaces import leaves
 from parenv.process.cores import this_learner
 from parenv.process.whole_files import draft_folder, remove_left_drafts, replace
 
@@ -56,6 +57,7 @@ class MinariWriter:
         require("pyarrow", "record_dataset", "datasets")
         self._storages = require("minari.dataset.minari_storage", "record_dataset", "datasets")
         self._spaces, self._env_spec = spaces, env_spec
+        _check_sizes(spaces)
         namespace, self.dataset_id = _checked_id(dataset_id)
         self.num_episodes = self.num_steps = 0
         with self._making():
@@ -159,6 +161,20 @@ class MinariWriter:
         self.num_episodes, self.num_steps = ids.stop, num_steps
 
 
+def _check_sizes(spaces: Iterable[Any]) -> None:
+    """Refuse arrays without elements. pyarrow divides by their size, which ends the process with SIGFPE.
+
+    Raises:
+        ConfigurationError: A space has an array without elements.
+    """
+    for space in spaces:
+        if empty := [leaf for leaf in leaves(space) if not leaf.items]:
+            raise ConfigurationError(
+                f"Minari cannot store the spaces of this pool: {empty[0].name or space} has the shape "
+                f"{empty[0].shape}, which has no elements. Remove it in the environment."
+            )
+
+
 def _checked_id(dataset_id: str) -> tuple[str | None, str]:
     """Return the namespace and the id of this learner's own dataset.
 
@@ -203,6 +219,8 @@ def _only_last(episode: Episode, ending: str) -> Any:
 
 def _storable(values: Any) -> Any:
     """Return an info as Minari stores it. It cannot read an array of single numbers, but a list of them."""
+    if not values.size:
+        return [[] for _ in values]  # pyarrow divides by the size of an array, which ends the process with SIGFPE.
     return list(values) if values.ndim == 1 else values
 
 

@@ -120,11 +120,12 @@ def _compare_modes(trace: Trace, history: Sequence[Step], declared: AutoresetMod
     if declared is AutoresetMode.DISABLED:
         return declared  # The trace has reset it with a mask, and has already reported problems with that.
     known = any(step.finals for step in history)
-    later = np.mean([_distance(trace, at) > _distance(trace, after) for at, after, _, _ in pairs])
+    distances = np.array([(_distance(trace, at), _distance(trace, after)) for at, after, _, _ in pairs])
+    later = np.mean(distances[:, 0] > distances[:, 1])
     found = None
     if later >= SURE and not (known and declared is AutoresetMode.SAME_STEP):
         found = AutoresetMode.NEXT_STEP
-    elif known or later <= 1 - SURE:
+    elif known or (later <= 1 - SURE and (distances[:, 0] != distances[:, 1]).any()):
         found = AutoresetMode.SAME_STEP
     if found is None:
         trace.note("its observations do not show whether it resets in the same step or in the next one")
@@ -150,8 +151,8 @@ def _distance(trace: Trace, observation: Sequence[Any]) -> float:
     """Return the distance of an observation to the nearest first observation of an episode."""
     total: Any = 0.0
     for initial, part in zip(trace.initial, observation, strict=True):
-        rows = initial.reshape(len(initial), -1).astype(np.float64)
-        total = total + np.abs(rows - part.reshape(-1).astype(np.float64)).sum(1)
+        apart = np.abs(initial.astype(np.float64) - np.asarray(part).astype(np.float64))
+        total = total + apart.sum(axis=tuple(range(1, apart.ndim)))
     return float(np.min(total))
 
 

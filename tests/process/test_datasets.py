@@ -31,6 +31,7 @@ from parenv import (
     record_dataset,
 )
 from parenv.records import minari_writer
+from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward
 
 minari = pytest.importorskip("minari")
@@ -497,6 +498,26 @@ def test_a_space_that_minari_does_not_support_is_refused(folder: Path) -> None:
     ):
         pass
     assert list(folder.iterdir()) == []
+
+
+def test_a_space_without_elements_is_refused_and_an_info_without_elements_is_stored(folder: Path) -> None:
+    class Sized(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            *found, info = super().step(action)
+            return *found, {**info, "none": np.zeros((3, 0))}
+
+    def empty() -> Any:
+        space = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2, 0)))
+        return gym.wrappers.TransformObservation(Sized(0), lambda _: {"a": np.zeros((2, 0), np.float32)}, space)
+
+    options: dict[str, Any] = {"num_workers": 0, "episode_seeds": True, "infos": ("none",)}
+    with AsyncWorkerPool(empty, lambda o: zeros(o["a"]), num_workers=0, episode_seeds=True) as pool:
+        refused(pool, r"Minari cannot store the spaces of this pool: \['a'\] has the shape \(2, 0\)")
+    assert not folder.exists()
+    with AsyncWorkerPool(lambda: Sized(0), zeros, **options) as pool:
+        with record_dataset(pool, "minari:sized-v0"):
+            next(pool.rollouts())
+        assert loaded("sized-v0")
 
 
 def refused(pool: AsyncWorkerPool[Any], message: str, target: str = "minari:x-v0", **more: Any) -> None:

@@ -29,6 +29,8 @@ SPACES = {
     "sequence": spaces.Sequence(spaces.Box(-1, 1, (2,))),
     "graph": spaces.Graph(spaces.Box(-1, 1, (3,)), spaces.Discrete(4)),
     "mixed": spaces.Dict(word=spaces.Text(5), number=spaces.Discrete(7)),
+    "no elements": spaces.Box(-1, 1, (2, 0, 3)),
+    "parts without elements": spaces.Dict(a=spaces.Box(0, 1, (0, 2)), b=spaces.Tuple([spaces.Box(0, 1, (4, 0))])),
 }
 
 
@@ -152,6 +154,34 @@ def test_actions_of_every_space_reach_the_environment(name: str, step_workers: i
         for rollout in pool.rollouts(Stop(env_steps=24)):
             for row in range(4):
                 assert space.contains(as_single(space, at(rollout.actions, row, 0)))
+
+
+@pytest.mark.parametrize("rollout_length", [4, "episode"])
+@pytest.mark.parametrize("name", ["no elements", "parts without elements"])
+def test_rollouts_of_spaces_without_elements_can_be_flattened_and_moved(name: str, rollout_length: Any) -> None:
+    space = SPACES[name]
+    batch = gym.vector.utils.batch_space(space, 2)
+
+    def policy(observations: Any) -> Any:
+        return batch.sample()
+
+    with AsyncWorkerPool(
+        lambda: Sampler(space, space), policy, num_workers=0, num_envs=2, rollout_length=rollout_length
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=24)):
+            T, B = rollout.rewards.shape
+            for each, axes in ((rollout.transitions(), (T * B,)), (rollout.to("cpu").transitions(), (T * B,))):
+                for tree in (each.observations, each.actions, each.next_observations):
+                    assert [shape[: len(axes)] for shape in shapes(tree)] == [axes] * len(shapes(tree))
+                    assert [shape[len(axes) :] for shape in shapes(tree)] == shapes(space.sample())
+            assert rollout.to_tensordict().batch_size == (B, T)
+        assert pool.evaluate(2).lengths.tolist() == [3, 3]
+
+
+def shapes(tree: Any) -> list[tuple[int, ...]]:
+    if isinstance(tree, dict | tuple):
+        return [shape for part in (tree.values() if isinstance(tree, dict) else tree) for shape in shapes(part)]
+    return [tuple(tree.shape)]
 
 
 TUPLES = {"equal lengths": lambda i: (1, 2), "different lengths": lambda i: tuple(range(i % 3))}

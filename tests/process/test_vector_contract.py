@@ -174,6 +174,8 @@ SPACES: dict[str, Any] = {
     "stacked sequence": spaces.Sequence(BOX, stack=True),
     "graph": spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
     "one of": spaces.OneOf([spaces.Discrete(3), BOX]),
+    "no elements": spaces.Box(-1, 1, (2, 0, 3), np.float64),
+    "parts without elements": spaces.Dict(a=spaces.Box(0, 1, (0, 2)), b=spaces.Tuple([spaces.Box(0, 1, (4, 0)), BOX])),
 }
 
 
@@ -207,6 +209,20 @@ def test_empty_parts_of_observations_are_empty_as_by_sync_vector_env(
     name: str, num_workers: int, mode: AutoresetMode
 ) -> None:
     assert_as_sync(talkers(observed=EMPTY[name]), mode, num_workers)
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1, "caller_steps": True}], ids=str)
+@pytest.mark.parametrize("name", ["no elements", "parts without elements"])
+def test_spaces_without_elements_are_stepped_with_views_and_in_any_order(name: str, options: dict[str, Any]) -> None:
+    makers = talkers(observed=SPACES[name], acted=SPACES[name], says=lambda env_id, step: {"x": np.zeros((3, 0))})
+    with parallel(makers, copy=False, batch_size=2, **options) as envs:
+        observations, infos = envs.reset(seed=0)
+        assert observations in envs.observation_space
+        assert infos["x"].shape == (N, 3, 0)
+        every = envs.action_space.sample()
+        envs.send(every, [2, 0, 1])
+        received = [envs.recv(batch_size=1)[4]["env_id"].tolist() for _ in range(N)]
+        assert sorted(received) == [[0], [1], [2]]
 
 
 def test_received_rows_have_empty_parts() -> None:

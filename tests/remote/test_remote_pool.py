@@ -16,7 +16,7 @@ from envs import ledgers
 from inside import pid_of
 from policies import lean, zeros
 from proxy import Proxy
-from without_torch import WithInfos, Words, anything, by_mask
+from without_torch import WithInfos, WithoutElements, Words, anything, by_mask, nothing
 
 from parenv import AsyncWorkerPool, GradientOptions, PolicyFactory, Stop, WorkerDiedError, WorkerOptions
 from parenv.testing import LedgerEnv, check_ledger
@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "a factory": ("CartPole-v1", PolicyFactory(Agent), {}),
     "no fixed size": (Words, anything, {}),
     "infos": (WithInfos, by_mask, {"infos": ("mask", "speed")}),
+    "no elements": (WithoutElements, nothing, {"infos": ("nothing",)}),
 }
 
 

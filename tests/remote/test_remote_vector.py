@@ -25,6 +25,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from inside import workers_of
 from sampling import one_in
+from without_torch import WithoutElements
 
 import parenv
 from parenv import ConfigurationError, HostLostError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
@@ -184,7 +185,7 @@ def kill_me() -> None:
 @pytest.mark.filterwarnings("ignore:the actions should have dtype:UserWarning")
 @pytest.mark.parametrize(
     ("make", "num_local", "mode"),
-    one_in(2, [(recorded, 0), (Words, 1)], MODES),
+    [*one_in(2, [(recorded, 0), (Words, 1)], MODES), (WithoutElements, 1, AutoresetMode.SAME_STEP)],
 )
 def test_results_are_identical_to_sync_vector_env(
     near: NearHosts, make: Any, num_local: int, mode: AutoresetMode

@@ -48,6 +48,25 @@ class WithInfos(Words):
         return np.array([self.steps], np.float32)
 
 
+class WithoutElements(Words):
+    """Environment whose observation, action and info have arrays without elements."""
+
+    observation_space = gym.spaces.Dict({"n": gym.spaces.Discrete(5), "none": gym.spaces.Box(-1, 1, (2, 0))})
+    action_space = gym.spaces.Box(-1, 1, (0, 3))
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        *rest, info = super().step(action)
+        return *rest, {**info, "nothing": np.zeros((3, 0))}
+
+    def _observation(self) -> Any:
+        return {"n": self.np_random.integers(5), "none": np.zeros((2, 0), np.float32)}
+
+
+def nothing(observations: Any) -> Any:
+    return np.zeros((len(observations["n"]), 0, 3), np.float32)
+
+
 def by_mask(observations: Any, mask: Any) -> Any:
     return mask.argmax(1)
 
