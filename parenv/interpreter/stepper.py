@@ -13,6 +13,7 @@ A worker of parenv's own interpreter does the same with ``parenv/worker/step_tas
 """
 
 import array
+import bdb
 import faulthandler
 import fcntl
 import importlib
@@ -1050,12 +1051,21 @@ def signal_when_readable(descriptor: int, signum: int) -> None:
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | fcntl.FASYNC)
 
 
+def refuse_debugger(debugger: Any, frame: Any = None) -> None:
+    """Raise an error in the place of ``bdb.Bdb.set_trace``, because this process has no terminal."""
+    raise RefusedError(
+        "breakpoint() and pdb.set_trace() cannot be used in another interpreter, which has no terminal. Leave "
+        "WorkerOptions(python=...) out and use num_workers=0, so that everything runs in your process."
+    )
+
+
 def set_up(job: Dict[str, Any]) -> None:
     """Set up the process, before numpy is imported.
 
     Raises:
         RefusedError: The interpreter is too old, or has no numpy.
     """
+    bdb.Bdb.set_trace = refuse_debugger  # type: ignore[assignment]
     os.environ.update(job["environment"])
     sys.path[:1] = [path for path in job["paths"] if os.path.isdir(path)]
     have = ".".join(map(str, sys.version_info[:3]))

@@ -19,6 +19,7 @@ from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.order import fence
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
+from parenv.process.debuggers import refuse_debuggers
 from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, Rows, as_warning
@@ -279,6 +280,7 @@ def _leave(error: BaseException) -> NoReturn:
 
 def _set_up_process(seed: int, job: WorkerJob, worker: int) -> None:
     """Apply the options that concern the whole process, and seed its random states."""
+    refuse_debuggers()
     if job.options.max_memory_bytes is not None:
         _limit_memory(job.options.max_memory_bytes)
     if job.cores is not None:

@@ -150,6 +150,14 @@ class Keeping(Ledger):
         return self._observation(), self.reward, self.t == self.length, False, self.info
 
 
+class Debugged(Ledger):
+    """Ledger whose steps start a debugger."""
+
+    def step(self, action):
+        breakpoint()
+        return Ledger.step(self, action)
+
+
 class WithoutSpaces:
     """Environment without spaces."""
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
+import pdb
+import subprocess
+import sys
 import traceback
 from typing import Any
 
@@ -369,3 +374,77 @@ def test_a_wrong_result_of_a_later_reset_is_an_error(workers: WorkerOptions, num
         AsyncWorkerPool(OlderLater, zeros, num_envs=num_envs, num_workers=1, workers=workers) as pool,
     ):
         next(pool.rollouts())
+
+
+def stop_in_pdb() -> None:
+    pdb.set_trace()
+
+
+def stop_in_pdb_of_its_own() -> None:
+    debugger = pdb.Pdb(stdin=io.StringIO("c\n"), stdout=io.StringIO())
+    debugger.set_trace()
+
+
+class Debugged(Older):
+    """Environment whose steps call a function that starts a debugger."""
+
+    def __init__(self, debug: Any) -> None:
+        super().__init__("neither")
+        self._debug = debug
+
+    def step(self, action: Any) -> Any:
+        self._debug()
+        return SEEN, 1.0, False, False, {}
+
+
+NO_DEBUGGER = r"^breakpoint\(\) and pdb.set_trace\(\) cannot be used in a worker, .* Use num_workers=0"
+
+
+@pytest.mark.parametrize("debug", [breakpoint, stop_in_pdb])
+def test_a_debugger_in_a_worker_is_refused_with_the_remedy(debug: Any) -> None:
+    def debugged(observations: Any) -> Any:
+        debug()
+        return zeros(observations)
+
+    for env_fn, policy in ((lambda: Debugged(debug), zeros), (lambda: Debugged(int), debugged)):
+        with (
+            pytest.raises(ConfigurationError, match=NO_DEBUGGER),
+            AsyncWorkerPool(env_fn, policy, num_workers=1) as pool,
+        ):
+            next(pool.rollouts())
+    with (
+        contextlib.closing(ParallelVectorEnv([lambda: Debugged(debug)] * 2, num_workers=1)) as envs,
+        pytest.raises(ConfigurationError, match=NO_DEBUGGER),
+    ):
+        first_step(envs)
+
+
+def test_a_debugger_with_an_input_of_its_own_works_in_a_worker() -> None:
+    with contextlib.closing(ParallelVectorEnv([lambda: Debugged(stop_in_pdb_of_its_own)], num_workers=1)) as envs:
+        first_step(envs)
+
+
+def test_a_debugger_works_without_workers_and_in_the_share_of_the_caller() -> None:
+    program = """
+import sys
+import numpy as np
+from parenv import AsyncWorkerPool, ParallelVectorEnv
+from test_env_errors import Debugged
+import contextlib, functools
+for options in ({"num_workers": 0}, {"num_workers": 1, "caller_steps": True}):
+    makers = [functools.partial(Debugged, int), functools.partial(Debugged, breakpoint)]
+    with contextlib.closing(ParallelVectorEnv(makers, **options)) as envs:
+        envs.reset()
+        envs.step(np.zeros(2, int))
+with AsyncWorkerPool(
+    functools.partial(Debugged, breakpoint), lambda o: np.zeros(len(o), int), num_workers=0, rollout_length=1
+) as pool:
+    next(pool.rollouts())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    answers = "p 'stopped in', type(self).__name__\nc\n" * 3
+    ended = subprocess.run(
+        [sys.executable, "-c", program], input=answers, capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("('stopped in', 'Debugged')") == 3

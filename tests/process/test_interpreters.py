@@ -299,6 +299,13 @@ def test_a_wrong_reward_or_flag_is_an_error_that_names_it_and_the_env_id(argumen
             envs.step([0])
 
 
+def test_a_debugger_is_refused_with_the_remedy() -> None:
+    with stepped(ledger("Debugged")) as envs:
+        envs.reset()
+        with pytest.raises(ConfigurationError, match=r"^breakpoint\(\) and pdb.set_trace\(\) cannot .* num_workers=0"):
+            envs.step([0])
+
+
 def test_an_observation_of_another_shape_is_an_error() -> None:
     with stepped(ledger(fault="shape"), 1, num_workers=1) as envs:
         envs.reset()
