@@ -7,28 +7,34 @@ classes and functions that it contains, variables that these functions use, and 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import io
 import re
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-
-import cloudpickle
 
 _MENTION = re.compile(r"__main__[:.]([^\W\d]\w*)")
 _MAIN = {"__main__", "__mp_main__"}
 """Names of the script's module. The second one is its name in children that multiprocessing has spawned."""
 MAX_ITEMS = 1000
+"""Maximum number of values that are searched for texts in one object."""
 
 
 class MentionedNames:
-    """Names of the script that a pickle contains or mentions, collected while it is written."""
+    """Names of the script that a pickle contains or mentions, collected while it is written.
 
-    def __init__(self) -> None:
+    Args:
+        problem: Function that returns why a value cannot be pickled, or an empty text.
+    """
+
+    def __init__(self, problem: Callable[[Any], str]) -> None:
+        self._problem = problem
         self._script = vars(sys.modules["__main__"])
         self._names: set[str] = set()
         self._done: set[str] = set()
@@ -42,7 +48,9 @@ class MentionedNames:
         elif isinstance(value, functools.partial):
             self._note_texts((value.args, value.keywords))
         elif not isinstance(value, type | FunctionType):
-            self._note_texts(getattr(value, "__dict__", None))
+            # Objects of the user may raise anything here.
+            with contextlib.suppress(Exception):
+                self._note_texts(vars(value))
         elif isinstance(reduced, tuple) and getattr(value, "__module__", None) in _MAIN:
             self._note_by_value(value, reduced[2])
 
@@ -51,7 +59,7 @@ class MentionedNames:
         self._done |= names
         values, refused = {}, {}
         for name in sorted(names):
-            problem = "" if name in self._contained else _problem(self._script[name])
+            problem = "" if name in self._contained else self._problem(self._script[name])
             if problem:
                 refused[name] = problem
             else:
@@ -87,8 +95,9 @@ class MentionedNames:
                 self._names.update(_MENTION.findall(text))
             else:
                 # This may be a pickle, which has the names of its classes and functions as texts.
-                own = {name for name, one in self._script.items() if getattr(one, "__module__", None) in _MAIN}
-                self._names |= {name for name in own if name.encode() in text}
+                for name, one in list(self._script.items()):
+                    if isinstance(one, type | FunctionType) and one.__module__ in _MAIN and name.encode() in text:
+                        self._names.add(name)
 
 
 class _Again:
@@ -99,25 +108,18 @@ class _Again:
         return self._names.__reduce__()
 
 
-def _texts(value: Any, depth: int = 3) -> Iterator[str | bytes]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, bytes):
-        if b"__main__" in value:
-            yield value
-    elif depth and isinstance(value, dict | list | tuple) and len(value) <= MAX_ITEMS:
-        for one in list(value.values()) if isinstance(value, dict) else value:
-            yield from _texts(one, depth - 1)
-
-
-def _problem(value: Any) -> str:
-    """Return why a value cannot be pickled, or an empty text."""
-    try:
-        with io.BytesIO() as file:
-            cloudpickle.Pickler(file).dump(value)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+def _texts(value: Any) -> Iterator[str | bytes]:
+    """Yield the texts in lists, dicts and tuples that mention the script. Only the first items are looked at."""
+    found = deque([value])
+    for _ in range(MAX_ITEMS):
+        if not found:
+            return
+        one = found.popleft()
+        if isinstance(one, str | bytes):
+            if (b"__main__" if isinstance(one, bytes) else "__main__") in one:  # type: ignore[operator]
+                yield one
+        elif isinstance(one, tuple) or type(one) in (list, dict):
+            found.extend(islice(one.values() if type(one) is dict else one, MAX_ITEMS))
 
 
 class _ScriptModule(ModuleType):
@@ -157,7 +159,7 @@ def place_of_script() -> list[str]:
     try:
         # A script without a guard would run again as a whole in each child that an environment spawns.
         is_guarded = "__name__" in Path(file).read_text(errors="replace")
-    except OSError:
+    except (OSError, ValueError):
         is_guarded = False
     return [str(Path(file).absolute()), getattr(spec, "name", "")] if is_guarded else ["", ""]
 

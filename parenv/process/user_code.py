@@ -23,13 +23,22 @@ from parenv.process.torch_modules import reduced
 
 def dumps(value: Any) -> bytes:
     """Pickle a value for workers, as ``cloudpickle.dumps`` does, with names of the script that it needs."""
-    if "__mp_main__" in sys.modules:
+    if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
         # This process is a child that multiprocessing has spawned. Workers do not have the script under this name.
         cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
     with io.BytesIO() as file:
-        names = MentionedNames()
+        names = MentionedNames(_problem)
         _Pickler(file, names).dump(_WithNames(value, names))
         return file.getvalue()
+
+
+def _problem(value: Any) -> str:
+    try:
+        with io.BytesIO() as file:
+            _Pickler(file, MentionedNames(_problem)).dump(value)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 class _WithNames:

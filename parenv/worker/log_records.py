@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
+import traceback
 from typing import Any
 
 from parenv.errors import NotDataError
@@ -13,7 +15,7 @@ from parenv.protocol.data import is_data
 from parenv.protocol.messages import Logged
 from parenv.protocol.plain import as_data
 
-MAX_RECORDS = 1000
+MAX_RECORDS = 10_000
 """Maximum number of records between two messages of a worker."""
 MAX_TEXT = 1 << 14
 """Maximum number of characters of each text in a record."""
@@ -55,7 +57,12 @@ class RecordQueue:
         def take_and_call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
             # A process that an environment has forked is not the worker, and must not use its connection.
             if os.getpid() == self._pid:
-                self._put(record)
+                try:
+                    self._put(record)
+                except Exception:
+                    # As with handlers, a record that raises must not end the environment.
+                    if logging.raiseExceptions:
+                        traceback.print_exc()
             call_handlers(logger, record)
 
         logging.Logger.callHandlers = take_and_call_handlers  # type: ignore[method-assign, assignment]
@@ -98,15 +105,24 @@ def _text_of(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception as error:
-        return f"{record.msg!s} (the arguments cannot be formatted: {type(error).__name__}: {error})"
+        text = record.msg if isinstance(record.msg, str) else _shown(record.msg)
+        return f"{text} (it cannot be formatted: {type(error).__name__}: {error})"
 
 
 def _plain_extra(value: Any) -> Any:
     try:
-        value = as_data(value)
+        plain = as_data(value)
     except NotDataError:
+        return _shown(value)
+    # The environment may change the value before it is sent.
+    return copy.deepcopy(plain) if is_data(plain, MAX_TEXT) else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    try:
         return _cut(repr(value))
-    return value if is_data(value, MAX_TEXT) else _cut(repr(value))
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def _cut(text: str) -> str:

@@ -353,6 +353,8 @@ class Unprintable:
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
+    __repr__ = __str__
+
 
 class Logging(Base):
     """Environment that logs in each method."""
@@ -396,6 +398,7 @@ class Logging(Base):
         """Log with wrong arguments."""
         LOG.info("two of %d", "one")
         LOG.info("%s", Unprintable())
+        LOG.info(Unprintable(), extra={"object": Unprintable()})
 
     def a_failure(self) -> None:
         """Log an exception."""
@@ -488,7 +491,7 @@ def stepped(also: str, caplog: pytest.LogCaptureFixture, steps: int = 1) -> None
 def test_records_that_are_too_many_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     stepped("many", caplog, steps=2)
     texts = [text for text, *_ in ((one.getMessage(),) for one in caplog.records)]
-    dropped = "worker 0 dropped 10 log records, because it had 1000 others to send. Log less, or raise the level."
+    dropped = "worker 0 dropped 10 log records, because it had 10000 others to send. Log less, or raise the level."
     assert texts == [*(f"record {number}" for number in range(MAX_RECORDS)), dropped] * 2
 
 
@@ -505,9 +508,10 @@ def test_a_record_of_a_forked_child_does_not_use_the_connection_of_the_worker(ca
 
 def test_a_record_that_cannot_be_formatted_arrives_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     stepped("badly", caplog)
-    first, second = (text for text, _, _ in logged(caplog))
-    assert first.startswith("two of %d (the arguments cannot be formatted: TypeError: ")
-    assert second == "%s (the arguments cannot be formatted: RuntimeError: no text)"
+    first, second, third = (text for text, _, _ in logged(caplog))
+    assert first.startswith("two of %d (it cannot be formatted: TypeError: ")
+    assert second == "%s (it cannot be formatted: RuntimeError: no text)"
+    assert third == "<Unprintable> (it cannot be formatted: RuntimeError: no text)"
 
 
 def test_the_traceback_of_a_logged_exception_arrives_as_text(caplog: pytest.LogCaptureFixture) -> None:
