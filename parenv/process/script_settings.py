@@ -20,18 +20,29 @@ def settings_of_script(has_torch: bool) -> dict[str, Any]:
         has_torch: Whether the worker needs torch anyway.
     """
     root = logging.getLogger()
-    levels = {"": root.level}
-    for name, logger in list(root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger) and logger.level:
-            levels[name] = logger.level
+    named = list(root.manager.loggerDict.items())
+    loggers = {"": root, **{name: logger for name, logger in named if isinstance(logger, logging.Logger)}}
     return {
-        "levels": levels,
+        "levels": {name: logger.level for name, logger in loggers.items() if logger.level or logger is root},
+        "places": {
+            logger.name: [place for handler in logger.handlers if (place := place_of(handler))]
+            for logger in loggers.values()
+            if logger.handlers
+        },
         "disabled_level": root.manager.disable,
         "captures_warnings": getattr(warnings.showwarning, "__module__", "") == "logging",
         "numpy_errors": {kind: how for kind, how in np.geterr().items() if how in _WITHOUT_A_FUNCTION},
         "torch": _torch_settings() if "torch" in sys.modules else {},
         "has_torch": has_torch,
     }
+
+
+def place_of(handler: logging.Handler) -> str:
+    """Return where a handler writes: to a terminal or a file; empty if it is not known."""
+    if path := getattr(handler, "baseFilename", ""):
+        return str(path)
+    stream = getattr(handler, "stream", None)
+    return "stdout" if stream is sys.stdout else "stderr" if stream is sys.stderr else ""
 
 
 def apply_settings(settings: dict[str, Any]) -> None:

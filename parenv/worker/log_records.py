@@ -7,10 +7,12 @@ import logging
 import os
 import threading
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from parenv.errors import NotDataError
 from parenv.memory.status_slot import StatusSlot
+from parenv.process.script_settings import place_of
 from parenv.protocol.data import is_data
 from parenv.protocol.messages import Logged
 from parenv.protocol.plain import as_data
@@ -47,28 +49,33 @@ class RecordQueue:
             self.waiting, self._dropped = [], 0
         return message
 
-    def install(self) -> None:
+    def install(self, places: Mapping[str, Sequence[str]]) -> None:
         """Take each record that a logger of this process handles, in addition to the handlers of this process.
 
         A handler would not do: with one, ``basicConfig`` in ``setup_fn`` has no effect, and ``dictConfig`` removes it.
+
+        Args:
+            places: Where handlers of the main process write, by logger. A module that adds a handler when it is
+                imported adds it in both processes. Here it would write each record a second time.
         """
         call_handlers = logging.Logger.callHandlers
 
         def take_and_call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
             # A process that an environment has forked is not the worker, and must not use its connection.
-            if os.getpid() == self._pid:
-                try:
-                    self._put(record)
-                except Exception:
-                    # As with handlers, a record that raises must not end the environment.
-                    if logging.raiseExceptions:
-                        traceback.print_exc()
-            call_handlers(logger, record)
+            if os.getpid() != self._pid:
+                call_handlers(logger, record)
+                return
+            try:
+                self._put(record)
+            except Exception:
+                # As with handlers, a record that raises must not end the environment.
+                if logging.raiseExceptions:
+                    traceback.print_exc()
+            for name, handler in _handlers(logger):
+                if record.levelno >= handler.level and place_of(handler) not in places.get(name, ()):
+                    handler.handle(record)
 
         logging.Logger.callHandlers = take_and_call_handlers  # type: ignore[method-assign, assignment]
-        if logging.lastResort is not None:
-            # Without handlers here, the main process shows the record.
-            logging.lastResort.addFilter(lambda record: os.getpid() != self._pid)
 
     def _put(self, record: logging.LogRecord) -> None:
         with self._lock:
@@ -98,6 +105,12 @@ class RecordQueue:
             "env_id": None if env_id < 0 else env_id,
             **{name: _plain_extra(value) for name, value in vars(record).items() if name not in _OWN},
         }
+
+
+def _handlers(logger: logging.Logger | None) -> Iterator[tuple[str, logging.Handler]]:
+    while logger is not None:
+        yield from [(logger.name, handler) for handler in logger.handlers]
+        logger = logger.parent if logger.propagate else None
 
 
 def _text_of(record: logging.LogRecord) -> str:

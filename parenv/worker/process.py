@@ -138,7 +138,7 @@ def _opened(
     worker = Worker(sender, memory, load_job, send, owns_process=True)
     if settings:
         apply_settings(settings[0])
-        worker.send_log_records()
+        worker.send_log_records(settings[0]["places"])
     yield worker, socket, wake_ups
     worker.close()
     socket.close()

@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -186,9 +186,9 @@ class Worker:
         self.progress.begin("waiting")
         return True
 
-    def send_log_records(self) -> None:
-        """Send what is logged in this process to the driver from now on."""
-        self._output.records.install()
+    def send_log_records(self, places: Mapping[str, Sequence[str]]) -> None:
+        """Send what is logged in this process to the driver, see :meth:`RecordQueue.install`."""
+        self._output.records.install(places)
 
     def give_up(self) -> None:
         """Only wait for ``Close`` from now on."""

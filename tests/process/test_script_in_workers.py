@@ -569,25 +569,48 @@ def test_handlers_of_the_worker_get_records_too(
     assert "reset with 1" in Path(path).read_text()
 
 
-def test_without_handlers_a_warning_is_shown_once() -> None:
-    script = """
+WARNS = """
 import contextlib, logging
 import gymnasium as gym, numpy as np
-from parenv import ParallelVectorEnv
+from parenv import ParallelVectorEnv, WorkerOptions
 class Warning(gym.Env):
     observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
     def reset(self, seed=None, options=None):
         logging.getLogger("mine").info("not seen")
         logging.getLogger("mine").warning("seen")
         return np.zeros(1, np.float32), {}
-with contextlib.closing(ParallelVectorEnv([Warning] * 2, num_workers=NUM_WORKERS)) as envs:
+SET_UP
+workers = WorkerOptions(setup_fn=(lambda worker: set_up()) if "set_up" in globals() else None)
+with contextlib.closing(ParallelVectorEnv([Warning] * 2, num_workers=NUM_WORKERS, workers=workers)) as envs:
     envs.reset()
 """
+SET_UPS = {
+    "no handlers": "",
+    "a handler of a module": "import adds_a_handler; Warning.module = adds_a_handler",
+    "a handler of the root": "logging.basicConfig(format='%(message)s')",
+    "a library with a handler for nothing": "logging.getLogger('mine').addHandler(logging.NullHandler())",
+    "handlers of the root in both processes": "logging.basicConfig(format='%(message)s'); set_up = logging.basicConfig",
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("set_up", SET_UPS)
+def test_a_warning_is_shown_once(set_up: str, tmp_path: Path) -> None:
+    (tmp_path / "adds_a_handler.py").write_text(
+        "import logging\nlogging.getLogger('mine').addHandler(logging.StreamHandler())\n"
+    )
+    script = WARNS.replace("SET_UP", SET_UPS[set_up])
     for num_workers in (0, 2):
         done = subprocess.run(
-            [sys.executable, "-c", script.replace("NUM_WORKERS", str(num_workers))], capture_output=True, text=True
+            [sys.executable, "-c", script.replace("NUM_WORKERS", str(num_workers))],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=150,
         )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "seen\nseen\n")
+        assert (done.returncode, done.stdout) == (0, "")
+        # A library without handlers is quiet, as in one process.
+        assert done.stderr == ("" if "nothing" in set_up else "seen\n" * 2)
 
 
 class Settings(Base):
