@@ -55,7 +55,7 @@ class RecordQueue:
         A handler would not do: with one, ``basicConfig`` in ``setup_fn`` has no effect, and ``dictConfig`` removes it.
 
         Args:
-            places: Where handlers of the main process write, by logger. A module that adds a handler when it is
+            places: Destinations of the handlers of the main process, by logger. A module that adds a handler when it is
                 imported adds it in both processes. Here it would write each record a second time.
         """
         call_handlers = logging.Logger.callHandlers
