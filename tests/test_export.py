@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import importlib.util
 import json
 import os
@@ -26,7 +27,9 @@ import parenv
 from parenv import AsyncWorkerPool, ConfigurationError, Policy, PolicyOutputError, TorchPolicy, export
 from parenv.cli.main import main
 from parenv.exporting import OnnxPolicy
-from parenv.exporting.exporter import difference
+from parenv.exporting.exporter import _differences, difference
+from parenv.exporting.graph import Graph, run_on_arrays
+from parenv.memory.spaces import Leaf
 from parenv.policy.policy import Action
 
 ort = Late("onnxruntime")
@@ -497,3 +500,24 @@ def test_export_is_lazy_and_the_file_has_metadata(agents: Path) -> None:
     about = json.loads(ort.InferenceSession(str(agents / "greedy.onnx")).get_modelmeta().custom_metadata_map["parenv"])
     assert about["format"] == 1
     assert about["observations"] == [[[], [4], "<f4"]]
+
+
+class Counts(torch.nn.Module):
+    """Module that returns its carry as the action, and counts in the carry up to a limit."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, observations: torch.Tensor, carry: torch.Tensor) -> Any:
+        return carry.clamp(max=self.limit), carry + 1
+
+
+def test_a_difference_that_only_a_later_recurrent_state_shows_is_found() -> None:
+    leaf = Leaf((), (), "<f4")
+    names = ("observations", "carry"), ("actions", "next_carry")
+    graph = Graph(Counts(np.inf), (), *names, (leaf,), (leaf,), (leaf,), [np.float32(0.0)])
+    steps = [[np.zeros(3, np.float32)]] * 4
+    for limit, wanted in ((2.0, 1 / 3), (3.0, 0.0)):
+        found = _differences(graph, functools.partial(run_on_arrays, Counts(limit)), steps)
+        assert found == {"actions": pytest.approx(wanted), "next_carry": 0.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -658,6 +659,23 @@ def test_a_full_disk_ends_the_recording_and_keeps_the_written_episodes() -> None
             signal.signal(signal.SIGXFSZ, before)
     # The episodes that did not fit on the disk are written at the end of the block, when there is space again.
     assert len(ledger_episodes("ledger-v0")) == recording.num_episodes > written
+
+
+def test_episodes_whose_commit_failed_are_written_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=0, rollout_length=20, episode_seeds=True) as pool:
+        rollouts = pool.rollouts()
+        with record_dataset(pool, "minari:ledger-v0", flush_bytes=1) as recording:
+            with monkeypatch.context() as patched:
+                # The folders of the episodes are at their places, but are not counted.
+                patched.setattr(minari_writer, "replacing", full_disk)
+                with pytest.raises(OSError, match="the recording is over; the dataset keeps its written episodes"):
+                    next(rollouts)
+            assert len(ledger_episodes("ledger-v0")) == 0
+    assert len(ledger_episodes("ledger-v0")) == recording.num_episodes > 0
+
+
+def full_disk(path: Path) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 KILLED = """

@@ -12,10 +12,12 @@ import signal
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,15 @@ from offences import (
 )
 from policies import zeros
 
-from parenv import AsyncWorkerPool, HostLostError, ParallelVectorEnv, Stop, WorkerOptions, WorkerTimeoutError
+from parenv import (
+    AsyncWorkerPool,
+    HostLostError,
+    ParallelVectorEnv,
+    RemotePlacement,
+    Stop,
+    WorkerOptions,
+    WorkerTimeoutError,
+)
 from parenv.errors import ProtocolError
 from parenv.memory.spaces import describe
 from parenv.memory.status_slot import code
@@ -487,3 +497,38 @@ def test_answers_of_a_generation_that_is_gone_are_dropped_and_counted(hosts: Any
             assert time.monotonic() < deadline
             envs._session.backend.listen(0.1)
         assert envs._session._step_buffer.rewards.tolist() == [666.0, 666.0]
+
+
+class Flood:
+    """Listener with a host that sends without a pause."""
+
+    def __init__(self, frames: list[bytes]) -> None:
+        self.refusals: Counter[str] = Counter()
+        self.admission = SimpleNamespace(ended=0)
+        self.frames, self.received = frames, 0
+
+    def polled(self) -> list[Any]:
+        return []
+
+    def notice(self, ready: Any) -> None:
+        """Do nothing, because nothing is polled."""
+
+    def receive(self) -> Any:
+        self.received += 1
+        assert self.received < 10_000, "the main process does not stop to receive"
+        return b"host", "host5", self.frames
+
+    def dismiss(self, host: bytes, frames: Any) -> None:
+        """Do nothing: the host sends on."""
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20], ids=["short", "long"])
+def test_a_host_that_sends_without_a_pause_does_not_keep_the_main_process(size: int) -> None:
+    flood: Any = Flood(to_frames(HOST, Goodbye()) if not size else [bytes(size)])
+    placing = RemotePlacement("tcp://127.0.0.1:1", key="driver.key", hosts="hosts.pub")
+    hosts = placement.HostsPlacement(flood, placing, None, None)
+    for turn in range(1, 4):
+        assert hosts.wait(0.0) == []
+        assert flood.received <= turn * placement.MAX_MESSAGES_AT_ONCE
+        if not size:
+            assert flood.received == turn * placement.MAX_MESSAGES_AT_ONCE

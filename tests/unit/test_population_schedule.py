@@ -105,6 +105,15 @@ def test_in_a_tournament_all_opponents_are_equally_likely() -> None:
     assert min(parents.count(member) for member in range(1, 7)) > 400
 
 
+@pytest.mark.parametrize(("fraction", "size", "count"), [(1 / 49, 49, 1), (0.29, 100, 29), (0.28, 100, 28)])
+def test_a_fraction_that_is_rounded_in_a_float_selects_the_whole_number(fraction: float, size: int, count: int) -> None:
+    evolve = Generational(fraction=fraction)
+    evolve.check_fits(size)
+    parents = evolve.parents(range(size), {member: float(member) for member in range(size)}, rng())
+    assert set(parents) == set(range(count))
+    assert set(parents.values()) <= set(range(size - count, size))
+
+
 def test_a_generation_replaces_the_worst_by_the_best_and_all_without_a_score() -> None:
     scores = {member: float(member) for member in range(10)}
     parents = Generational(fraction=0.2).parents(range(10), scores, rng())

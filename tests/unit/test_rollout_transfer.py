@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 
 from parenv.errors import ProtocolError
 from parenv.memory.layout import Extra, RolloutSpec, SlotSpec, slot_layout
-from parenv.memory.maps import SlotMap
+from parenv.memory.maps import SlotMap, VersionMap, WeightsMap
 from parenv.memory.spaces import Leaf
-from parenv.protocol.messages import Commit, Credit
-from parenv.remote.host_messages import Chunks
+from parenv.options import RemotePlacement
+from parenv.protocol.frames import Sender
+from parenv.protocol.messages import Commit, Credit, State
+from parenv.remote.exchange import Exchange
+from parenv.remote.host_messages import Chunks, Weights
 from parenv.remote.transfer import RolloutTransfer, transfer_bytes
 
 T = 4
@@ -158,3 +162,26 @@ def test_a_rollout_that_does_not_fit_its_credit_is_refused(wrong: str, shares: t
         parts[-1] = (parts[-1][0], parts[-1][1][:-1])
     with pytest.raises(ProtocolError, match=REASONS.get(wrong, "must be 0 or 1")):
         deliver(transfer, 0, 6 if wrong == "sequence" else 5, parts, shares[0], 2)
+
+
+def test_a_host_that_joins_again_gets_the_weights_and_the_settings_again() -> None:
+    weights = WeightsMap(bytearray(64), 0, 64, ())
+    row = SimpleNamespace(of="", place=0, number=5)
+    exchange = Exchange(
+        RemotePlacement("tcp://127.0.0.1:1", key="driver.key", hosts="hosts.pub"),
+        VersionMap((), {"": weights}, lambda version: {"": row}),
+    )
+    exchange.lay_out(slot_map((1,), False, spec_of()))
+    worker = Sender(0, 0)
+    exchange._conversations[worker].state = State.RUNNING
+
+    def kinds(sequence: int) -> list[Any]:
+        sent = [message for message, _ in exchange.outgoing(b"host", worker, Credit(sequence, 0, 5, 0, b"settings"))]
+        return [message.snapshot if isinstance(message, Credit) else type(message) for message in sent]
+
+    assert kinds(0) == [Weights, b"settings"]
+    assert kinds(1) == [b""]
+    exchange.forget_host(b"host")
+    assert kinds(2) == [Weights, b"settings"]
+    exchange.forget_host(b"other")
+    assert kinds(3) == [b""]

@@ -24,6 +24,23 @@ def test_rounding_is_the_same_as_in_torch_and_within_its_bound(values: np.ndarra
     assert (np.abs(rounded[normal].astype(np.float64) - values[normal]) <= np.abs(values[normal]) * 2.0**-8).all()
 
 
+@pytest.mark.parametrize(
+    ("bits", "half"),
+    [
+        (0x3F80_8000, 0x3F80),  # halfway between two numbers, of which the first is even
+        (0x3F81_8000, 0x3F82),  # halfway, and the second is even
+        (0x3F80_8001, 0x3F81),
+        (0x3F81_7FFF, 0x3F81),
+        (0xBF81_8000, 0xBF82),
+        (0x7F7F_8000, 0x7F80),  # beyond the largest number
+    ],
+)
+def test_a_number_halfway_between_two_is_rounded_to_the_even_one(bits: int, half: int) -> None:
+    values = np.array([bits], "<u4").view("<f4")
+    assert to_bfloat16(values).tolist() == [half]
+    assert torch.from_numpy(values).bfloat16().view(torch.uint16).tolist() == [half]
+
+
 @pytest.mark.parametrize("encoding", ["exact", "bfloat16"])
 @pytest.mark.parametrize("chunk_bytes", [64, 1 << 18])
 def test_a_version_is_received_at_the_same_place(encoding: str, chunk_bytes: int) -> None:
