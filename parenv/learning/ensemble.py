@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from parenv.errors import ConfigurationError
-from parenv.policy.snapshots import tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -73,7 +72,7 @@ class Ensemble(_Module):
         def run(state: dict[str, Tensor]) -> Any:
             return functional_call(self.members, state, args)
 
-        return vmap(run, randomness="different")(tensors_of(self.members))
+        return vmap(run, randomness="different")(_named_tensors(self.members))
 
     def mean(self, *args: Any) -> Tensor:
         """Return the mean of the members' outputs, in the shape of one output."""
@@ -111,16 +110,21 @@ def _empty(cls: type[Ensemble]) -> Ensemble:
 def _with_tensors(module: nn.Module, replaced: Callable[[str, Tensor], Tensor]) -> nn.Module:
     """Return a copy of the module with other tensors. Tied tensors stay tied."""
     copied = copy.deepcopy(module)
-    for name, tensor in tensors_of(copied).items():
+    for name, tensor in _named_tensors(copied).items():
         tensor.data = replaced(name, tensor.data)
     return copied
+
+
+def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers by the names that torch gives them."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _check_alike(modules: Sequence[nn.Module]) -> None:
     if not modules:
         raise ConfigurationError("an Ensemble needs at least one module, got none. Pass a list of modules.")
     first = _architecture(modules[0])
-    if not tensors_of(modules[0]):
+    if not _named_tensors(modules[0]):
         raise ConfigurationError(
             "an Ensemble needs modules with parameters or buffers, got one that has none. Leave it out."
         )
@@ -137,6 +141,6 @@ def _check_alike(modules: Sequence[nn.Module]) -> None:
 def _architecture(module: nn.Module) -> dict[str, Any]:
     layout = {
         name: (tuple(tensor.shape), tensor.dtype, str(tensor.device), f"requires_grad={tensor.requires_grad}")
-        for name, tensor in tensors_of(module).items()
+        for name, tensor in _named_tensors(module).items()
     }
     return {"its structure": repr(module), "its training mode": module.training, **layout}

@@ -10,6 +10,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 import torch
+from nets import Wrapped
 from scripts import printed_by
 from torch import Tensor, nn
 
@@ -196,3 +197,10 @@ def test_modules_that_cannot_be_stacked_are_refused(modules: list[nn.Module], me
 def test_importing_parenv_learning_does_not_import_torch() -> None:
     script = "import sys, parenv.learning; assert 'torch' not in sys.modules; print(parenv.learning.Ensemble.__doc__)"
     printed_by(script)
+
+
+def test_modules_whose_tensors_torch_compile_has_renamed_can_be_members() -> None:
+    modules = [Wrapped(torch.nn.Linear(4, 2)) for _ in range(3)]
+    inputs = torch.randn(5, 4)
+    wanted = torch.stack([module(inputs) for module in modules])
+    assert torch.allclose(Ensemble(modules)(inputs), wanted, atol=1e-6)
