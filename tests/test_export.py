@@ -521,3 +521,15 @@ def test_a_difference_that_only_a_later_recurrent_state_shows_is_found() -> None
     for limit, wanted in ((2.0, 1 / 3), (3.0, 0.0)):
         found = _differences(graph, functools.partial(run_on_arrays, Counts(limit)), steps)
         assert found == {"actions": pytest.approx(wanted), "next_carry": 0.0}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("whole", [False, True])
+def test_torchscript_is_refused_with_the_way_out(whole: bool, tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.jit.script(torch.nn.Linear(2, 2)))
+    policy = torch.jit.script(module) if whole else module
+    where = "'the module itself'" if whole else "'1'"
+    with pytest.raises(
+        ConfigurationError, match=rf"must not contain TorchScript to be exported, got it in {where}\. Pass the module "
+    ):
+        export(policy, tmp_path / "policy.onnx", observation_space=CARTPOLE)

@@ -18,6 +18,7 @@ from parenv.policy.copies import copied
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy, apply_settings, as_policy, infos_needed
 from parenv.policy.snapshots import module_of
+from parenv.process.torch_modules import is_script
 from parenv.worker.actor import carry_of, rows_as_leaves
 
 BATCH = 3
@@ -117,6 +118,11 @@ def _policy(given: Any) -> Policy:
         raise ConfigurationError(
             "export needs a policy with a torch module (an nn.Module, a TorchPolicy, or a Policy with the attribute "
             f"module), got {given!r}"
+        )
+    if scripts := [name for name, part in module_of(given).named_modules() if is_script(part)]:
+        raise ConfigurationError(
+            f"the policy must not contain TorchScript to be exported, got it in {scripts[0] or 'the module itself'!r}. "
+            "Pass the module without torch.jit.script() and torch.jit.trace()."
         )
     policy: Policy = copied(as_policy(given))
     if not policy.takes_tensors:

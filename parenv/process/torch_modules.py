@@ -16,14 +16,19 @@ def reduced(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.nn.Module | torch.jit.ScriptFunction):
         return NotImplemented
-    if isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        return _script, (_saved(value), isinstance(value, torch.jit.ScriptModule))
+    if isinstance(value, torch.jit.ScriptFunction) or is_script(value):
+        return _script, (_saved(value), is_script(value))
     parametrize = torch.nn.utils.parametrize
     if not parametrize.is_parametrized(value):
         return NotImplemented
     kind = parametrize.type_before_parametrizations(value)
     # The class of the module has a __getstate__ that raises, and its own class has the one that pickle would call.
     return _parametrized, (kind, tuple(value.parametrizations)), kind.__getstate__(value), None, None, kind.__setstate__
+
+
+def is_script(module: Any) -> bool:
+    """Return whether a module is one of TorchScript, so that it has no code in Python."""
+    return isinstance(module, sys.modules["torch"].jit.ScriptModule)
 
 
 def _saved(script: Any) -> bytes:

@@ -26,10 +26,12 @@ def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
         for name, part in named.items():
             where = find_unpicklable(part, name)
             if where is not None:
-                there = "the function of PolicyFactory(make)" if name == "policy" else "the factory or in setup_fn"
+                otherwise = "Create it inside the factory or in setup_fn"
+                if name == "policy":
+                    otherwise = "Pass PolicyFactory(make) with a function that creates it on each worker"
                 raise NotPicklableError(
                     f"{where[0]} cannot be sent to a worker process: {embedded(error)}. "
-                    f"{way_out(where[1], f'Create it inside {there}')}, or use num_workers=0."
+                    f"{way_out(where[1], otherwise)}, or use num_workers=0."
                 ) from error
         raise NotPicklableError(f"the arguments cannot be sent to a worker process: {error}") from error
 

@@ -343,7 +343,7 @@ def test_what_the_function_of_a_factory_refers_to_is_named() -> None:
     lock = threading.Lock()
     factory = PolicyFactory(lambda: Locked() if lock else Chooser(layer()))
     with pytest.raises(
-        NotPicklableError, match=r"policy, attribute 'make', variable 'lock' .*Create it inside the func"
+        NotPicklableError, match=r"policy, attribute 'make', variable 'lock' .*with a function that creates it"
     ):
         cart_poles(factory, 1)
     with cart_poles(factory, 0) as pool:
