@@ -242,3 +242,30 @@ def is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
     if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
         return False
     return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+NAMED_TWICE_ON_PURPOSE = {
+    "NotDataError": "interpreter/stepper.py runs without parenv, and has a copy of this error",
+}
+"""Exported classes whose name another class has, and the reason."""
+
+
+def test_no_other_class_has_the_name_of_an_exported_class() -> None:
+    exported = {name for path in MODULES for name in exports(path)}
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name in exported:
+                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert len(places) > 60
+    assert {name for name, files in places.items() if len(files) > 1} == NAMED_TWICE_ON_PURPOSE.keys(), places
+
+
+def exports(path: Path) -> Iterator[str]:
+    """Yield the names in ``__all__`` of a module, and those of the public modules that have none."""
+    body = ast.parse(path.read_text()).body
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            yield from ast.literal_eval(node.value)
+        if path in (PACKAGE / "progress.py", PACKAGE / "returns.py") and isinstance(node, ast.ClassDef):
+            yield node.name

@@ -42,10 +42,12 @@ class AgentsCollector:
     Attributes:
         env_steps: Number of env steps in the last rollout.
         replacements: Factory of environments that replace those that raise. ``None``: the worker raises the error.
+        step_worker_restarts: 0, because sub-environments of several agents have no step workers.
     """
 
     _writer: AgentWriter
     replacements: Replacements | None = None
+    step_worker_restarts = 0
 
     def __init__(
         self,
