@@ -230,7 +230,7 @@ class Counters:
         if len(self._stamps) >= MAX_STAMPS:
             self._add_times()
 
-    def statistics(self, worker_restarts: int, **more: Any) -> PoolStatistics:
+    def statistics(self, worker_restarts: int = 0, **more: Any) -> PoolStatistics:
         """Return the statistics so far, with these values for what is not counted here.
 
         Args:
