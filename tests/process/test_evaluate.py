@@ -423,7 +423,7 @@ def test_the_command_prints_the_report_and_resumes(tmp_path: Path, capsys: pytes
     assert [line.split()[0] for line in shown.out.splitlines()[1:]] == ["CartPole-v1", "drawn", "all"]
     assert "6 of 6 episodes" in shown.err
     assert main([*command, "--episodes", "3"]) == 2
-    assert "exists already. Pass resume=True" in capsys.readouterr().err
+    assert "exists already. Pass --resume to continue it" in capsys.readouterr().err
     assert main([*command, "--episodes", "4", "--resume"]) == 0
     assert "8 of 8 episodes" in capsys.readouterr().err
     assert len(lines_of(out)) == 8
