@@ -139,11 +139,10 @@ def wrappers_of(model: BaseAlgorithm) -> list[VecEnvWrapper]:
     return found
 
 
-def innermost(model: BaseAlgorithm) -> VecEnv:
+def innermost(model: BaseAlgorithm) -> Any:
     """Return the vec env inside all wrappers."""
     wrappers = wrappers_of(model)
-    env: Any = wrappers[-1].venv if wrappers else model.env
-    return env  # type: ignore[no-any-return]
+    return wrappers[-1].venv if wrappers else model.env
 
 
 def holders_of(model: BaseAlgorithm, env: VecEnv) -> list[tuple[Any, str]]:
