@@ -67,6 +67,14 @@ def draft_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def remove(path: Path) -> None:
+    """Remove a file, or a folder as far as that is possible."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove_left_drafts(folder: Path, names: str) -> None:
     """Remove the drafts of processes that have ended. A process that lives has the lock of its drafts.
 
@@ -113,10 +121,8 @@ def _remove_content(folder: Path) -> None:
     """Remove everything but the lock, so that a process that is killed meanwhile leaves a folder with a lock."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != _LOCK:
-                path.unlink()
+            if path.name != _LOCK:
+                remove(path)
 
 
 def lock(descriptor: int, path: Path, use: str) -> bool:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.process.whole_files import lock, remove_left_drafts, unlock
+from parenv.process.whole_files import lock, remove, unlock
 from parenv.records.checkpoint import load_checkpoint, save_checkpoint
 
 _log = logging.getLogger("parenv")
 _locked: set[RunFolder] = set()
-_CHECKPOINTS, _NAMES = "step-*.ckpt", r"step-\d+\.ckpt"
+_CHECKPOINTS, _DRAFTS = "step-*.ckpt", ".step-*.ckpt.*"
 
 
 class RunFolder:
@@ -58,7 +58,9 @@ class RunFolder:
         with contextlib.suppress(OSError):  # On a full disk, the lock holds without the words.
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
-        remove_left_drafts(self.path, _NAMES)
+        # A process that was killed while it wrote a checkpoint leaves a draft. Version 0.2 left files.
+        for draft in self.path.glob(_DRAFTS):
+            remove(draft)
 
     def unlock(self) -> None:
         """End the use of the folder. Idempotent."""
