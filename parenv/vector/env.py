@@ -143,11 +143,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = plan.job.autoreset_mode
-        try:
-            plan, session, self.measured_step_s = begin(plan, copy)
-        except BaseException as error:
-            shorten(error)
-            raise
+        plan, session, self.measured_step_s = begin(plan, copy)
         self._session, self.num_envs, self.batch_size = session, plan.num_envs, plan.batch_size
         self._pending, self._is_closed = _IDLE, False
         self._refusal = f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."

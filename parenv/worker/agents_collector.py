@@ -166,11 +166,6 @@ class AgentsCollector:
         self._steps[column] = self.envs[column].step
         spaces_of(self.envs, self.assignments.env_ids[0])
 
-    @property
-    def step_worker_restarts(self) -> int:
-        """0, because sub-environments of several agents have no step workers."""
-        return 0
-
     def _lasting(self) -> dict[str, Any]:
         """Return what lasts from one rollout to the next beside the environments, as plain data."""
         return {"roster": self.assignments.get_state(), "truncated": list(self._truncated)}
