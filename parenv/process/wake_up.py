@@ -179,7 +179,11 @@ class FutexWaiter:
                 spinner.woke()
 
     def _new(self) -> int:
-        total, rounds = self._sum[0], self._rounds[0]
+        # The main process notifies about a message before the step that needs it. Read in the other order, or a step
+        # could be seen without its message.
+        rounds = self._rounds[0]
+        fence()
+        total = self._sum[0]
         value = (total - self._sum_seen) & _SUM_MASK
         value += ((rounds - self._rounds_seen) & _CHANGES_MASK) * ALL
         self._sum_seen, self._rounds_seen = total, rounds

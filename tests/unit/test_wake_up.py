@@ -126,6 +126,34 @@ def test_sums_and_rounds_wrap_around() -> None:
     assert counts_of(waiter.take()) == (0, 0, 1, 5)
 
 
+class ReadDuringRequests:
+    """Numbers that the main process changes after each read: it sends a message, and then requests a step of all."""
+
+    def __init__(self, numbers: memoryview, request: Callable[[], object]) -> None:
+        self._numbers, self._request = numbers, request
+
+    def __getitem__(self, index: int) -> int:
+        number = int(self._numbers[index])
+        self._request()
+        return number
+
+
+def test_a_step_is_never_seen_without_the_message_before_it() -> None:
+    head = SharedMemory(header_bytes(1)).map()
+    wake_ups = FutexWakeUps(head)
+    wake_up, waiter = FutexWakeUp(wake_ups, 0), FutexWaiter(head, 0, 0)
+
+    def request() -> None:
+        wake_up.notify(MESSAGE)
+        wake_ups.notify_all()
+
+    waiter._sum = ReadDuringRequests(waiter._sum, request)  # type: ignore[assignment]
+    waiter._rounds = ReadDuringRequests(waiter._rounds, request)  # type: ignore[assignment]
+    seen = [counts_of(waiter.take()) for _ in range(3)]
+    messages, steps = np.cumsum([one.messages for one in seen]), np.cumsum([one.all_rows for one in seen])
+    assert (steps <= messages).all()
+
+
 def test_the_main_process_is_notified_when_enough_rows_are_finished(eventfd: WakeUp) -> None:
     head = bytearray(header_bytes(1))
     spec = StepBufferSpec(4, (), (), 0)
