@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -94,6 +94,8 @@ class Launch:
 class Placement(Protocol):
     """Starts workers and carries messages to and from them. Default methods are for placements without a network."""
 
+    are_missing: Callable[[Sequence[Event]], bool] | None = None
+    """Function of the events in :meth:`close` that returns whether messages of workers that have ended are missing."""
     silence_s: float = 0.0
     """Seconds for which a worker may be silent because of its network."""
 

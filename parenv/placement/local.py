@@ -24,6 +24,8 @@ from parenv.transport.waiting import Source, Waiting, remaining
 from parenv.transport.zeromq import DESCRIPTORS, DriverSocket
 
 _log = logging.getLogger("parenv")
+LAST_MESSAGES_S = 5.0
+"""Time limit in seconds for messages that a worker has sent before it ended."""
 
 
 class LocalPlacement(SteppingPlacement):
@@ -161,6 +163,10 @@ class LocalPlacement(SteppingPlacement):
                 for handle in launcher.running:
                     launcher.signal(handle, signal.SIGKILL)
                 events += self._wait_for_ends(KILL_TIMEOUT_S)
+                # ZeroMQ reads in a thread, which may be behind the news of the end.
+                deadline = time.monotonic() + LAST_MESSAGES_S
+                while self.are_missing is not None and self.are_missing(events) and remaining(deadline):
+                    events += self.wait(remaining(deadline))
         finally:
             self._end_launcher()
             socket, self._socket = self._socket, None

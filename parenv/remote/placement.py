@@ -9,7 +9,7 @@ import signal
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -67,6 +67,7 @@ class HostsPlacement:
         self, listener: HostListener, placing: RemotePlacement, weights: AnyWeights, provider: RayHosts | None
     ) -> None:
         self.silence_s = placing.silence_s
+        self.are_missing: Callable[[Sequence[Event]], bool] | None = None
         self._provider = provider
         self._listener, self._num_local = listener, placing.num_local
         self._max_message_bytes = placing.max_message_bytes

@@ -247,6 +247,7 @@ class Workers:
     def close(self, timeout_s: float) -> None:
         """End all workers, by force after the limit. It must be called once only."""
         self.closed = True
+        self.placement.are_missing = self._are_missing
         try:
             # A worker that collects a rollout reads no messages. It checks this flag at every row.
             self._progress[0].closing[0] = True
@@ -299,6 +300,13 @@ class Workers:
                 raise error from where_it_happened(worker, self.pid(worker), None, self.doing(worker))
             self._hear(process, event.message)
             self._handle_records(event)
+
+    def _are_missing(self, events: Sequence[Event]) -> bool:
+        """Return whether a worker that has ended by itself has counted more messages than have arrived."""
+        ended = [event.sender for event in events if isinstance(event, Ended) and event.exit_code == 0]
+        arrived = Counter(event.sender for event in (*self._events, *events) if isinstance(event, Received))
+        present = [process.sender for process in self._processes if process.sender in ended]
+        return any(self._progress[one.worker].said[0] > self.heard[one.worker] + arrived[one] for one in present)
 
     def _handle_records(self, event: Event) -> None:
         if isinstance(event, Received) and isinstance(event.message, Logged):
