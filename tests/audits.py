@@ -69,12 +69,12 @@ class VectorAudit:
     def reset(self, masked: bool = False, restarted: Any = ()) -> None:
         """Reset the vector env and check the first observations of the next episodes.
 
-        The next episode has number 1 if its sub-environment is restarted during the reset.
+        The next episode has number 0 if its sub-environment is restarted during the reset: the new one is reset once.
         """
         size = self.envs.num_envs
         observations, infos = self.envs.reset(options={"reset_mask": np.ones(size, bool)} if masked else None)
         assert not infos
-        episodes = np.where(np.isin(range(size), restarted), 0, self.last[:, 1]) + 1
+        episodes = np.where(np.isin(range(size), restarted), -1, self.last[:, 1]) + 1
         assert observations.tolist() == [[i, episodes[i], 0] for i in range(size)]
         self.last = observations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import cloudpickle
 
-from parenv.errors import NotPicklableError
+from parenv.errors import NotPicklableError, embedded
 from parenv.process.user_code import dumps
 
 
@@ -41,6 +41,6 @@ def _first(value: Any, way: Any, other: Any) -> Any:
             return other(value)
         except Exception as error:
             raise NotPicklableError(
-                f"the policy cannot be copied: {error}. Pass PolicyFactory(make), whose function makes it for each "
-                "worker, or remove the part that cannot be copied."
+                f"the policy cannot be copied: {embedded(error)}. Pass PolicyFactory(make), whose function makes it "
+                "for each worker, or remove the part that cannot be copied."
             ) from error

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from parenv.errors import ConfigurationError, NotPicklableError
+from parenv.errors import ConfigurationError, NotPicklableError, embedded
 from parenv.experience.assembly import Played
 from parenv.memory.load_requests import LoadRequests
 from parenv.placement.local import LocalPlacement
@@ -364,8 +364,8 @@ def _snapshot(settings: Mapping[str, Any], policy: Any) -> bytes:
         return dumps((settings, policy))
     except Exception as error:
         raise NotPicklableError(
-            f"the published policy cannot be pickled: {error}. Publish PolicyFactory(make), whose function makes it on "
-            "each worker."
+            f"the published policy cannot be pickled: {embedded(error)}. Publish PolicyFactory(make), whose function "
+            "makes it on each worker."
         ) from error
 
 

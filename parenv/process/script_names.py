@@ -129,9 +129,9 @@ class _ScriptModule(ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module '__main__' has no attribute {name!r}")
         problem = _refused.get(name)
-        reason = "no argument and no registered environment refers to it" if problem is None else problem
+        why = "no argument and no registered environment refers to it" if problem is None else problem
         raise AttributeError(
-            f"__main__.{name} cannot be used in a worker: {reason}. Move it to a module that workers can import."
+            f"__main__.{name} cannot be used in a worker: {why}. Move it to a module that workers can import."
         )
 
 

@@ -623,7 +623,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
 def test_the_error_without_minari_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
     with AsyncWorkerPool(ledgers(1), zeros, num_workers=0, episode_seeds=True) as pool:
-        refused(pool, r"parenv\[datasets\]")
+        refused(pool, r"\.\[datasets\]")
 
 
 @pytest.mark.more
@@ -667,14 +667,14 @@ def test_episodes_whose_commit_failed_are_written_at_the_end(monkeypatch: pytest
         with record_dataset(pool, "minari:ledger-v0", flush_bytes=1) as recording:
             with monkeypatch.context() as patched:
                 # The folders of the episodes are at their places, but are not counted.
-                patched.setattr(minari_writer, "replacing", full_disk)
+                patched.setattr(minari_writer, "replace", full_disk)
                 with pytest.raises(OSError, match="the recording is over; the dataset keeps its written episodes"):
                     next(rollouts)
             assert len(ledger_episodes("ledger-v0")) == 0
     assert len(ledger_episodes("ledger-v0")) == recording.num_episodes > 0
 
 
-def full_disk(path: Path) -> Any:
+def full_disk(draft: Path, path: Path) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -165,7 +165,7 @@ def test_spaces_whose_reprs_differ_only_in_addresses_are_the_same() -> None:
     assert_same(envs.reset(seed=1), expected.reset(seed=1))
     for actions in ([0, 1, 2, 0], [1, 1, 0, 2]):
         assert_same(envs.step(np.array(actions)), expected.step(np.array(actions)))
-    assert repr(envs.single_observation_space["mission"]) == "MissionSpace(<function observed.<locals>.words>)"
+    assert type(envs.single_observation_space["mission"]).__name__ == "MissionSpace"
     envs.close()
     with AsyncWorkerPool(MISSION_ENVS, zeros, num_workers=2, mode="sync", rollout_length=2) as pool:
         assert next(pool.rollouts()).observations["mission"][0] == ["go"] * 4

@@ -192,7 +192,7 @@ def test_the_former_names_of_metrics_are_deprecated() -> None:
 
 def test_without_tensorboard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pool_of_ledgers() as pool, pytest.raises(ConfigurationError, match=r"parenv\[tensorboard\]"):
+    with pool_of_ledgers() as pool, pytest.raises(ConfigurationError, match=r"\.\[tensorboard\]"):
         TensorBoardWriter(pool, tmp_path)
 
 

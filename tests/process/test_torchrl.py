@@ -173,7 +173,7 @@ def test_the_error_for_data_that_does_not_fit_names_it(monkeypatch: pytest.Monke
     with pytest.raises(ConfigurationError, match="observations must have a fixed size"):
         worded.to_tensordict()
     monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(ConfigurationError, match=r"parenv\[torchrl\]"):
+    with pytest.raises(ConfigurationError, match=r"\.\[torchrl\]"):
         rollout.to_tensordict()
 
 
