@@ -199,7 +199,7 @@ class Workers:
         """Start another process of a worker. Late messages of the former process are refused."""
         process = self._processes[worker] = _Process(Sender(worker, self._processes[worker].stands_for + 1))
         # The new process counts its messages from 0, and the main process waits for as many as it has counted.
-        self.heard[worker] = 0
+        self.heard[worker] = self._progress[worker].said[0] = 0
         self.placement.start(launch, [process.sender])
 
     def skip_generations(self, worker: int, generation: int) -> int:

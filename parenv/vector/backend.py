@@ -326,7 +326,6 @@ class Backend:
     def _launch(self, worker: int | None) -> Launch:
         if worker is not None:
             self._requests.put(worker, self._placement.wake_up(worker, self._shared))
-            self._said[worker] = 0
         self._poller = None
         return replace(self._with_launch(self._memory.fd), descriptors=(self._answers.fileno(),))
 

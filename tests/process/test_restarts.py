@@ -68,6 +68,16 @@ def test_under_kills_every_committed_transition_arrives_once_and_in_order(mode: 
     assert seen
 
 
+def test_a_close_awaits_no_message_of_a_worker_that_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A close that awaited one would exceed the time limit of the test.
+    monkeypatch.setattr("parenv.placement.local.LAST_MESSAGES_S", 1e6)
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, mode="sync", rollout_length=8, workers=OFTEN) as pool:
+        for rollout in pool.rollouts():
+            if rollout.restarted.any():
+                break
+            kill(pool, 1)
+
+
 def test_other_workers_do_not_wait_for_the_one_that_is_replaced() -> None:
     slow = WorkerOptions(restart=RestartPolicy(backoff_s=30.0, max_backoff_s=30.0))
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=slow) as pool:
