@@ -23,6 +23,7 @@ def make_envs(
     progress: StatusSlot,
     others: Sequence[Any] = (),
     accept: Callable[[Any, int], Any] | None = None,
+    made: Sequence[Any] = (),
 ) -> list[Any]:
     """Make sub-environments, or one ``VectorEnv`` with as many as it has.
 
@@ -32,12 +33,13 @@ def make_envs(
         progress: Status slot for the current activity.
         others: Earlier environments of the same env_ids, which a factory must not return again. Default: none.
         accept: Function that raises if its argument is not an environment. Default: :func:`check_is_env`.
+        made: The first of the sub-environments, if they exist already. Default: none.
 
     Raises:
         ConfigurationError: A factory does not return an environment, or returns the same one twice.
     """
-    envs: list[Any] = []
-    for env_id in env_ids:
+    envs = list(made)
+    for env_id in env_ids[len(envs) :]:
         progress.begin("making the environment", env_id)
         env = factories.make(env_id)
         (accept or check_is_env)(env, env_id)

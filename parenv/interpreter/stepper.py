@@ -35,7 +35,7 @@ MIN_VERSION = (3, 8)
 HEADER = struct.Struct("!4sHHII")
 COUNT, LENGTH = struct.Struct("<I"), struct.Struct("<Q")
 DESCRIPTORS = 6
-ALL, MESSAGE, ECHO = 32, 48, 60
+ALL, MESSAGE = 32, 48
 """Positions of the counts in the number of a wake-up, see ``parenv/process/wake_up.py``."""
 BY_MESSAGE = -1
 MAX_DEPTH = 64
@@ -1112,9 +1112,6 @@ def serve(connection: Connection, status: Status, worker: Optional[Worker], memo
         status.cell[0] = status.code("waiting", -1)
         (counts,) = struct.unpack("=Q", os.read(wake_up, 8))
         try:
-            if counts >> ECHO:
-                status.heartbeat[0] += 1
-                status.notify()
             for _ in range(counts >> MESSAGE & 0xFFF):
                 kind, value = next_message(connection)
                 if kind == "close":

@@ -45,6 +45,7 @@ class LocalPlacement(SteppingPlacement):
         self._launcher: Launcher | None = None
         self._socket: DriverSocket | None = None
         self._job: SharedMemory | None = None
+        self._pickled = b""
         self._stacks: StackPipe | None = None
         self._handles: dict[int, Sender] = {}
         self._worker_wake_ups: dict[int, WakeUp | FutexWakeUp] = {}
@@ -205,8 +206,11 @@ class LocalPlacement(SteppingPlacement):
             check_free(DESCRIPTORS)
             self._socket = DriverSocket()
             self._waiting.watch(self._socket)
-        if self._job is None:
-            self._job = SharedMemory(len(launch.job))
+        if self._job is None or launch.job is not self._pickled:
+            # Workers that have started keep the former job.
+            if self._job is not None:
+                self._job.close()
+            self._job, self._pickled = SharedMemory(len(launch.job)), launch.job
             with self._job.map() as mapping:
                 mapping[:] = launch.job
         arguments: dict[str, Any] = {"worker": worker.worker, "generation": worker.generation, "driver": os.getpid()}

@@ -81,44 +81,32 @@ def _number(variable: str) -> int:
 CoreSets = tuple[tuple[int, ...], ...]
 
 
-def own_cores(workers: int, threads: int = 1, alone: bool = False) -> CoreSets | None:
+def own_cores(workers: int, threads: int = 1) -> CoreSets | None:
     """Return the cores of each worker of this process, or ``None`` if each may use all, see :func:`core_sets`.
 
     Args:
         workers: Number of workers.
         threads: Number of threads of each worker.
-        alone: Whether a worker may have a core for itself, because this process only waits meanwhile.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    single = cores if alone and threads == 1 and len(cores) == usable_cores() else []
-    nodes = [node for node in numa_nodes(cores) if len(node) >= threads]
-    return core_sets(single, nodes, workers, this_learner())
+    nodes = [node for node in numa_nodes(os.sched_getaffinity(0)) if len(node) >= threads]
+    return core_sets(nodes, workers, this_learner())
 
 
-def core_sets(
-    cores: Sequence[int], nodes: Sequence[Sequence[int]], workers: int, learner: Learner = LONE_LEARNER
-) -> CoreSets | None:
+def core_sets(nodes: Sequence[Sequence[int]], workers: int, learner: Learner = LONE_LEARNER) -> CoreSets | None:
     """Return the cores of each worker, or ``None`` if each may use all.
 
-    If there are exactly as many cores as workers, each worker gets one. Without this the scheduler sometimes puts two
-    workers on one core, because they wake at the same time and run for less than a millisecond.
-
     If cores are on several NUMA nodes, each worker gets the cores of one node, so its memory stays on that node. The
-    workers of all learners on the machine are distributed among the nodes by their numbers of cores.
+    workers of all learners on the machine are distributed among the nodes by their numbers of cores. A worker never
+    gets a core for itself: another process on that core would slow every step down.
 
     Args:
-        cores: Cores that workers may have alone.
         nodes: Usable cores of each NUMA node.
         workers: Number of workers of this learner.
         learner: This learner.
 
-    >>> core_sets(range(2), [range(2)], workers=2), core_sets(range(4), [range(4)], workers=2)
-    (((0,), (1,)), None)
-    >>> core_sets(range(4), [[0, 1], [2, 3]], workers=3)
-    ((0, 1), (0, 1), (2, 3))
+    >>> core_sets([range(2)], workers=2), core_sets([[0, 1], [2, 3]], workers=3)
+    (None, ((0, 1), (0, 1), (2, 3)))
     """
-    if workers and len(cores) == workers:
-        return tuple((core,) for core in cores)
     rank, _, local = learner
     total = workers * local
     if len(nodes) < 2 or total < len(nodes):

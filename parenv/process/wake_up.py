@@ -1,7 +1,7 @@
 """Wake-ups: how one process wakes another.
 
 The numbers with which a worker is notified add up until it takes the sum, so no wake-up is lost if it does not wait.
-The sum holds four counts: orders, :data:`ALL`, :data:`MESSAGE` and :data:`ECHO`.
+The sum holds three counts: orders, :data:`ALL` and :data:`MESSAGE`.
 
 The main process sleeps on an eventfd, because it waits for other descriptors too. The workers of a vector env sleep on
 one futex for 32 of them, so that a step of all costs the main process one system call for each 32. Each has its own
@@ -28,15 +28,12 @@ ALL = 1 << 32
 """Step every sub-environment."""
 MESSAGE = 1 << 48
 """Read a message from the socket."""
-ECHO = 1 << 60
-"""Notify the main process, and do nothing else."""
 _SUM_MASK, _CHANGES_MASK = (1 << 64) - 1, (1 << 32) - 1
 
 
 class WakeUpCounts(NamedTuple):
     """The counts in a sum."""
 
-    echoes: int
     messages: int
     all_rows: int
     orders: int
@@ -46,9 +43,9 @@ def counts_of(value: int) -> WakeUpCounts:
     """Split a sum into its counts.
 
     >>> counts_of(2 * MESSAGE + ALL + 7)
-    WakeUpCounts(echoes=0, messages=2, all_rows=1, orders=7)
+    WakeUpCounts(messages=2, all_rows=1, orders=7)
     """
-    return WakeUpCounts(value >> 60, (value >> 48) & 0xFFF, (value >> 32) & 0xFFFF, value & 0xFFFFFFFF)
+    return WakeUpCounts((value >> 48) & 0xFFF, (value >> 32) & 0xFFFF, value & 0xFFFFFFFF)
 
 
 class WakeUp:

@@ -262,12 +262,58 @@ class Logged:
 
 
 @dataclass(frozen=True)
+class FirstMade:
+    """Worker 0 of a vector env whose number of workers is not chosen yet: it has made its first sub-environment.
+
+    Args:
+        native: Package with native code that it uses, or empty.
+        env_bytes: Bytes by which the worker has grown.
+        make_s: Seconds of making it, without the time in the queue for a core.
+        cost: The fields of :class:`~parenv.envs.step_cost.StepCost`, or ``None`` if a step could not be measured.
+    """
+
+    native: str
+    env_bytes: int
+    make_s: Any = field(metadata=of(float))
+    cost: Any = field(metadata=of(list | None))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Driver: the number of workers is chosen. The worker makes the rest of its sub-environments.
+
+    Args:
+        shares: Number of sub-environments of each worker.
+        cores: Cores of the worker, or ``None`` for all.
+        spinning: The fields of :class:`~parenv.process.spinning.Spinning`, or ``None``.
+    """
+
+    shares: Any
+    cores: Any
+    spinning: Any
+
+
+@dataclass(frozen=True)
 class Close:
     """Driver: clean up and end."""
 
 
 Message = (
-    Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | SideData | StepReady | Logged
+    Ready
+    | Layout
+    | Credit
+    | Commit
+    | Call
+    | Reply
+    | Failure
+    | Close
+    | Rows
+    | Actions
+    | SideData
+    | StepReady
+    | Logged
+    | FirstMade
+    | Shares
 )
 KINDS: tuple[type[Message], ...] = get_args(Message)
 """Classes of messages, in the order of their numbers in frames."""
@@ -287,6 +333,8 @@ class State(Enum):
 DRIVER, WORKER = "driver", "worker"
 
 _ALLOWED: list[tuple[State, str, tuple[type[Message], ...], State]] = [
+    (State.STARTING, WORKER, (FirstMade,), State.STARTING),
+    (State.STARTING, DRIVER, (Shares,), State.STARTING),
     (State.STARTING, WORKER, (Ready, StepReady), State.READY),
     (State.READY, DRIVER, (Layout,), State.RUNNING),
     (State.READY, DRIVER, (Rows,), State.STEPPING),
@@ -295,7 +343,7 @@ _ALLOWED: list[tuple[State, str, tuple[type[Message], ...], State]] = [
     (State.STEPPING, DRIVER, (Actions, Call), State.STEPPING),
     (State.STEPPING, WORKER, (SideData, Reply), State.STEPPING),
     (State.FAILED, DRIVER, (Actions, Credit, Call), State.FAILED),
-    (State.CLOSING, WORKER, (Ready, StepReady, Commit, SideData, Reply, Failure), State.CLOSING),
+    (State.CLOSING, WORKER, (FirstMade, Ready, StepReady, Commit, SideData, Reply, Failure), State.CLOSING),
     *((state, WORKER, (Failure,), State.FAILED) for state in State if state not in (State.FAILED, State.CLOSING)),
     *((state, WORKER, (Logged,), state) for state in State),
     *((state, DRIVER, (Close,), State.CLOSING) for state in State if state is not State.CLOSING),

@@ -114,10 +114,11 @@ class Supervisor:
         self.restarts = 0
         self.over = False
 
-    def start(self) -> list[Any]:
-        """Start all workers, wait until they are ready, and return the message of each."""
+    def start(self, meanwhile: Callable[[], object] = lambda: None) -> list[Any]:
+        """Start all workers, call a function meanwhile, wait for all, and return the message of each worker."""
+        launch, timeout_s = self._product.launch(None), self._options.start_timeout_s
         try:
-            self._ready = self.workers.start(self._product.launch(None), self._options.start_timeout_s)
+            self._ready = self.workers.start(launch, timeout_s, meanwhile)
         except WorkerTimeoutError as error:
             if not self._waits_for_a_host(error.worker):
                 error.args = (f"{error} {shown_stack(self.workers, error.worker)}",)

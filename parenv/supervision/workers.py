@@ -20,6 +20,7 @@ from parenv.protocol.messages import (
     Commit,
     Credit,
     Failure,
+    FirstMade,
     Logged,
     Message,
     Ready,
@@ -58,6 +59,7 @@ class _Process:
         self.sender = sender
         self.stands_for = sender.generation
         self.conversation = Conversation()
+        self.first_made: FirstMade | None = None
         self.ready: Ready | StepReady | None = None
         self.credits: deque[int] = deque()
         self.open_calls: set[int] = set()
@@ -75,6 +77,7 @@ class Workers:
         first_worker: Number of workers of other learners before these. If a factory makes whole vector envs, each of
             those workers has as many sub-environments as each of these.
         max_memory_bytes: Memory limit of each worker process, or ``None``.
+        begun: The first workers, if they have started already. Default: none.
 
     Attributes:
         placement: Placement of the workers.
@@ -98,9 +101,12 @@ class Workers:
         first_env_id: int = 0,
         first_worker: int = 0,
         max_memory_bytes: int | None = None,
+        begun: Workers | None = None,
     ) -> None:
         self.placement, self._progress = placement, progress
-        self._processes = [_Process(Sender(worker, 0)) for worker in range(len(shares))]
+        self._begun: list[_Process] = [] if begun is None else begun._processes
+        others = range(len(self._begun), len(shares))
+        self._processes: list[_Process] = [*self._begun, *(_Process(Sender(worker, 0)) for worker in others)]
         self.shares = list(shares)
         self.first_env_id, self._first_worker = first_env_id, first_worker
         self._max_memory_bytes = max_memory_bytes
@@ -109,10 +115,14 @@ class Workers:
         self.commits: deque[Committed] = deque()
         self.side_data: deque[SideData] = deque()
         self.step_errors: deque[BaseException] = deque()
-        self.warn = Warner()
-        self.heard = [0 for _ in shares]
+        self.warn: Warner = Warner() if begun is None else begun.warn
+        self.heard: list[int] = [*([] if begun is None else begun.heard), *(0 for _ in others)]
         self.messages = self.refused_messages = 0
         self.closed = False
+
+    def sender(self, worker: int) -> Sender:
+        """Return the number and the generation of a worker."""
+        return self._processes[worker].sender
 
     def pid(self, worker: int) -> int:
         """Return the process id of a worker, or -1 if it is not known."""
@@ -121,6 +131,10 @@ class Workers:
     def doing(self, worker: int) -> str:
         """Return the operation of a worker in words."""
         return self._progress[worker].describe()
+
+    def doing_in_brief(self, worker: int) -> str:
+        """Return the operation of a worker, one of :data:`~parenv.memory.status_slot.DOING`."""
+        return self._progress[worker].doing
 
     def env_at_work(self, worker: int) -> int:
         """Return the env_id of the sub-environment that a worker calls, or called before its end; -1 if none."""
@@ -149,18 +163,24 @@ class Workers:
         first = self.first_env_id + sum(self.shares[:worker])
         return range(first, first + self.shares[worker])
 
-    def start(self, launch: Launch, timeout_s: float) -> list[Any]:
+    def start(self, launch: Launch, timeout_s: float, meanwhile: Callable[[], object] = lambda: None) -> list[Any]:
         """Start all workers, wait until they are ready, and return the message of each.
+
+        Args:
+            launch: Launch of the workers.
+            timeout_s: Time limit in seconds.
+            meanwhile: Function to call while the workers start.
 
         Raises:
             WorkerTimeoutError: Some are not ready in time.
             ProtocolError: They have other numbers of sub-environments than planned, and these differ.
         """
-        self.placement.start(launch, [process.sender for process in self._processes])
+        self.placement.start(launch, [process.sender for process in self._processes[len(self._begun) :]])
+        meanwhile()
         watchdog, suspected = Watchdog(1, timeout_s), set[int]()
         while not all(process.ready for process in self._processes) or self._expel_odd_hosts(suspected):
             if watchdog.look(0, time.monotonic(), "starting", timeout_s):
-                raise self._late(timeout_s)
+                raise self.late(timeout_s)
             try:
                 self.listen(watchdog.interval_s)
             except HostLostError as lost:
@@ -207,6 +227,10 @@ class Workers:
         process = self._processes[worker]
         process.stands_for = max(generation, process.stands_for) + 1
         return process.stands_for
+
+    def first_made(self, worker: int) -> FirstMade | None:
+        """Return the message about the first sub-environment of a worker, ``None`` before that."""
+        return self._processes[worker].first_made
 
     def ready(self, worker: int) -> Ready | StepReady | None:
         """Return the message of the present process of a worker when it was ready, ``None`` before that."""
@@ -316,6 +340,8 @@ class Workers:
         match message:
             case Reply():
                 self._hear_answer(process, message.sequence, message.value)
+            case FirstMade():
+                process.first_made = message
             case Ready() | StepReady():
                 process.ready = message
             case SideData():
@@ -365,7 +391,8 @@ class Workers:
         else:
             question.answers[process.sender.worker] = value
 
-    def _late(self, timeout_s: float) -> WorkerTimeoutError:
+    def late(self, timeout_s: float) -> WorkerTimeoutError:
+        """Return the error of workers that are not ready in time."""
         late = [process.sender.worker for process in self._processes if not process.ready]
         # The error shows the stack of the first worker, and a worker that waits for a host has none.
         late.sort(key=lambda worker: self.doing(worker) == WAITING_FOR_A_HOST)

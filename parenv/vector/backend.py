@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from parenv.experience.failures import EnvFailures, FailureLog
@@ -14,22 +14,20 @@ from parenv.experience.metrics import VECTOR_ENV, metrics_of
 from parenv.memory.layout import leaves_as_data
 from parenv.memory.maps import StepBufferMap
 from parenv.memory.order import fence, full_fence
-from parenv.memory.shared import SharedMemory
-from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
+from parenv.memory.status_slot import status_slots
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
-from parenv.memory.step_signals import StepSignals
 from parenv.placement.base import Launch
-from parenv.process.futex import AVAILABLE
 from parenv.process.spinning import Spinner
-from parenv.process.wake_up import FutexWakeUps, Poller, WakeUp, sleep
+from parenv.process.wake_up import Poller, sleep
 from parenv.protocol.messages import Actions, Message, Rows, StepReady
 from parenv.supervision.failures import ended_by, failure_of_worker
-from parenv.supervision.launch import local_launch, step_placement
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.caller_worker import CallerWorker
+from parenv.vector.connections import Connections
+from parenv.vector.first_worker import FirstWorker
 from parenv.vector.joined_spaces import rebuilt
 from parenv.vector.requests import Requests
 from parenv.vector.vector_plan import VectorPlan
@@ -88,6 +86,7 @@ class Backend:
 
     Args:
         plan: Checked plan.
+        first: The first worker, if it has started already. Default: ``None``.
 
     Attributes:
         workers: Worker processes; none with ``num_workers=0``.
@@ -100,32 +99,32 @@ class Backend:
         closed: Whether the backend has ended, because of a call to :meth:`close` or because a worker was not restarted.
     """
 
-    def __init__(self, plan: VectorPlan) -> None:
+    def __init__(self, plan: VectorPlan, first: FirstWorker | None = None) -> None:
         self._plan, self._shares = plan, plan.worker_shares
         job, all_shares, count = plan.job, plan.job.shares, len(plan.worker_shares)
-        self._with_launch = local_launch(job, {"env_fns": job.factories}, inline=not count)
-        self._placement = step_placement(plan.placement, job)
-        self._memory = SharedMemory(header_bytes(len(all_shares)))
-        head = self._memory.map()
-        _, said, _, heartbeats = status_slots(head, len(all_shares)).T
-        self._said, self._heartbeats = said[:count], heartbeats[:count]
-        self._status = [StatusSlot(head, worker) for worker in range(len(all_shares))]
-        limit = job.options.max_memory_bytes if count else None
-        self.workers = Workers(self._placement, self._status, self._shares, max_memory_bytes=limit)
+        if first is None:
+            self._connections = Connections(plan, job, len(all_shares))
+        else:
+            self._connections = first.connections
+            self._connections.use(job)
+        self._placement, self._memory = self._connections.placement, self._connections.memory
+        head = self._connections.head
+        _, said, _, _ = status_slots(head, len(all_shares)).T
+        self._said = said[:count]
+        self._status = [self._connections.status(worker) for worker in range(len(all_shares))]
+        if first is None:
+            limit = job.options.max_memory_bytes if count else None
+            self.workers = Workers(self._placement, self._status, self._shares, max_memory_bytes=limit)
+        else:
+            self.workers = first.take(plan)
         self.side_data, self.step_errors = self.workers.side_data, self.workers.step_errors
         self.warn = self.workers.warn
         self._spoke, self._any_infos = self._status[0].spoke, self._status[0].any_infos
-        # A request to some of many workers changes the number on which others are about to sleep: use eventfds then.
-        all_at_once = plan.batch_size == plan.num_envs and not plan.chooses_batch_size
-        steps_all = all_at_once or job.spinning is not None
-        self._signals, self._shared = (
-            StepSignals(head),
-            FutexWakeUps(head) if AVAILABLE and count and steps_all else None,
-        )
-        wake_ups = [self._placement.wake_up(worker, self._shared) for worker in range(count)]
-        self._requests = Requests(all_shares, wake_ups, self._shared)
+        self._signals, begun = self._connections.signals, [] if first is None else [first.wake_up]
+        wake_ups = [*begun, *map(self._connections.wake_up, range(len(begun), count))]
+        self._requests = Requests(all_shares, wake_ups, self._connections.shared)
         self.request, self.expect = self._requests.of, self._signals.expect
-        self._answers = WakeUp()
+        self._answers = self._connections.answers
         self._poller: Poller | None = None
         self._spun_ns = memoryview(bytearray(8)).cast("q")
         notified = self._signals.notified
@@ -141,15 +140,21 @@ class Backend:
         self._caller: CallerWorker | None = None
         self.closed = False
         try:
-            if plan.caller_rows:
-                self._caller = CallerWorker(job, count, self._status[count], self.workers)
-                self._requests.add(self._caller)
-            ready: list[StepReady] = self._supervisor.start() if count else []
+            # This process makes its share while the workers make theirs.
+            ready: list[StepReady] = self._supervisor.start(self._make_own_share) if count else []
+            if not count:
+                self._make_own_share()
             self.spaces = rebuilt(ready) + ([] if self._caller is None else [self._caller.spaces])
             self.first: Any = ready[0] if ready else self.envs[0]
         except BaseException:
             self.close(job.options.close_timeout_s)
             raise
+
+    def _make_own_share(self) -> None:
+        count = len(self._shares)
+        if self._plan.caller_rows:
+            self._caller = CallerWorker(self._plan.job, count, self._status[count], self.workers)
+            self._requests.add(self._caller)
 
     @property
     def envs(self) -> list[Any]:
@@ -205,12 +210,6 @@ class Backend:
                 self.workers.say(worker, actions)
             elif self._caller is not None:
                 self._caller.take(actions)
-
-    def echo(self) -> Callable[[], bool]:
-        """Have every worker wake this process. The returned function tells whether all workers have done so."""
-        before = self._heartbeats.copy()
-        self._requests.echo()
-        return lambda: bool((self._heartbeats != before).all())
 
     def serve_own(self) -> bool:
         """Step the share of this process if a request is pending; return whether there are workers to wait for."""
@@ -297,9 +296,8 @@ class Backend:
             try:
                 self._supervisor.close(timeout_s)
             finally:
-                self._memory.close()
                 self._requests.close()
-                self._answers.close()
+                self._connections.close()
 
     def _note_change(self, event: Lost | Back) -> None:
         worker = event.worker
@@ -325,9 +323,9 @@ class Backend:
 
     def _launch(self, worker: int | None) -> Launch:
         if worker is not None:
-            self._requests.put(worker, self._placement.wake_up(worker, self._shared))
+            self._requests.put(worker, self._connections.wake_up(worker))
         self._poller = None
-        return replace(self._with_launch(self._memory.fd), descriptors=(self._answers.fileno(),))
+        return self._connections.launch()
 
     def _briefing(self, worker: int) -> Iterable[Message]:
         return [self._rows] if self._dtypes is None else [self._rows, Actions(self._dtypes, b"")]

@@ -14,15 +14,17 @@ from parenv.options import Placing, WorkerOptions
 from parenv.supervision.one_thread import OneThread
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.backend import VectorStatistics
+from parenv.vector.choice import CallerSteps
+from parenv.vector.second_look import second_look
 from parenv.vector.vector_plan import (
-    CallerSteps,
     ObservationMode,
     OnWorkerDeath,
     SpinUs,
     VectorArguments,
+    VectorPlan,
     make_vector_plan,
 )
-from parenv.vector.vector_session import StepResults
+from parenv.vector.vector_session import StepResults, VectorSession
 from parenv.vector.worker_choice import begin
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
@@ -46,8 +48,11 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         observation_mode: ``"same"``, ``"different"`` (equal shapes and dtypes), or a pair of batched and single space.
         autoreset_mode: When a sub-environment is reset after the end of an episode.
         max_concurrency: Limit on ``num_workers``.
-        num_workers: Number of worker processes. Default: one per usable core. With 0, this process steps all
-            sub-environments. ``"auto"`` chooses between both by the measured time of a step.
+        num_workers: Number of worker processes. With 0, this process steps all sub-environments. ``"auto"`` (default)
+            chooses the number, and the share of this process: none for cheap steps, one per core for steps that
+            compute, and up to one per sub-environment for steps that wait. A forked copy of the first sub-environment
+            takes random actions for at most 50 ms. Limits, restarts and other options about processes need at least
+            one worker. :attr:`choice` has the reason.
         batch_size: Number of rows that :meth:`recv` returns. Default: all. ``"auto"`` chooses by the measured time of a
             step, its spread, and the time of a wake-up. The policy is not measured: if it takes as long as the
             sub-environments, half of the rows are better.
@@ -62,11 +67,11 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             prefer :class:`AsyncWorkerPool` across machines, or :meth:`send` to one half of the sub-environments while
             the other half steps. ``num_workers`` is required, and counts the workers on all hosts. The workers
             of a lost host wait up to ``WorkerOptions.start_timeout_s`` for another host.
-        caller_steps: Whether this process steps a share of the sub-environments while workers step theirs. That is
-            faster for cheap steps. Without ``num_workers``, this process takes the place of one worker. A crash of
+        caller_steps: Whether this process steps a share of the sub-environments while workers step theirs. A crash of
             native code in that share ends this process, and a hang cannot be interrupted. The ``timeout`` of a wait
             takes effect after that share. ``"auto"``: if that is faster, and the module of the first sub-environment
-            imports no native code that could crash.
+            imports no native code that could crash. Default: ``"auto"`` with ``num_workers="auto"``, otherwise
+            ``False``.
         spin_us: Microseconds for which this process and the workers poll before they sleep; 0: never. ``"auto"``: 100
             if there is a core for every worker and this process. Polling then stops while waits are longer, and takes
             at most a tenth of a core beyond the saved wake-ups. :meth:`statistics` reports the time.
@@ -80,6 +85,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         num_workers: Number of worker processes; 0 if this process steps all sub-environments.
         num_caller_envs: Number of sub-environments that this process steps beside workers. They are the last ones.
         batch_size: Number of rows that :meth:`recv` returns by default.
+        choice: Number of workers, share of this process and the reason for both. ``print(envs.choice)`` shows one line.
         measured_step_s: Measured seconds per env step; ``None`` without a measurement.
 
     Raises:
@@ -107,13 +113,13 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
         *,
-        num_workers: int | Literal["auto"] | None = None,
+        num_workers: int | Literal["auto"] | None = "auto",
         batch_size: int | Literal["auto"] | None = None,
         step_timeout_s: float | None = None,
         on_worker_death: OnWorkerDeath = "raise",
         workers: WorkerOptions | None = None,
         placement: Placing = None,
-        caller_steps: CallerSteps = False,
+        caller_steps: CallerSteps = None,
         spin_us: SpinUs = "auto",
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
         strict_infos: bool = False,
@@ -143,18 +149,25 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = plan.job.autoreset_mode
-        plan, session, self.measured_step_s = begin(plan, copy)
+        plan, session, self.choice, self.measured_step_s = begin(plan, copy)
         self._session, self.num_envs, self.batch_size = session, plan.num_envs, plan.batch_size
         self._pending, self._is_closed = _IDLE, False
         self._refusal = f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
         about = session.close, plan.job.options.close_timeout_s, ClosedEnvironmentError, self._refusal
         self._one_thread = OneThread(self, "the vector env", session.owner, session, *about)
+        self._look = second_look(plan, session.backend)
+        self._describe(plan, session)
+
+    def _describe(self, plan: VectorPlan, session: VectorSession) -> None:
         self.num_workers = len(plan.worker_shares)
         self.num_caller_envs = plan.caller_rows if plan.worker_shares else 0
         self.metadata, self.render_mode = session.metadata, session.render_mode
         of_all = session.spaces
         self.single_observation_space, self.observation_space = of_all.single_observation, of_all.observation
         self.single_action_space, self.action_space = of_all.single_action, of_all.action
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, choice={str(self.choice)!r})"
 
     @property
     def closed(self) -> bool:  # type: ignore[override,unused-ignore]
@@ -241,8 +254,13 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """
         with self._one_thread:
             self._check_free("step_async")
+            if (look := self._look) is not None:
+                look.begin_step()
             self._session.begin_step(actions)
-            return self._session.end_step(None, "step_wait")
+            results = self._session.end_step(None, "step_wait")
+            if look is not None and look.end_step():
+                self._look = None
+            return results
 
     def step_async(self, actions: Any) -> None:
         """Begin a step without waiting for it.

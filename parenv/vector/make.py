@@ -44,7 +44,7 @@ def make_vec(
 
     >>> envs = make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers": 2})
     >>> envs
-    ParallelVectorEnv(CartPole-v1, num_envs=4)
+    ParallelVectorEnv(CartPole-v1, num_envs=4, choice='2 workers, because num_workers=2 was given')
     >>> envs.close()
     """
     mode = getattr(vectorization_mode, "value", vectorization_mode)

@@ -9,7 +9,7 @@ import numpy as np
 
 from parenv.memory.step_buffer import StepBuffer
 from parenv.placement.base import Notifier
-from parenv.process.wake_up import ALL, ECHO, FutexWakeUp, FutexWakeUps
+from parenv.process.wake_up import ALL, FutexWakeUp, FutexWakeUps
 
 
 class Requests:
@@ -63,11 +63,6 @@ class Requests:
                 self._wake_ups[worker].notify(ALL)
             else:
                 self._order(worker, ~orders if reset else orders)
-
-    def echo(self) -> None:
-        """Request only a wake-up of this process, from every worker."""
-        for wake_up in self._wake_ups:
-            wake_up.notify(ECHO)
 
     def workers(self, env_ids: Sequence[int]) -> list[int]:
         """Return the workers of these sub-environments that are not away."""

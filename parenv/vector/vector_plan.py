@@ -17,12 +17,13 @@ from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
+from parenv.process.free_memory import free_bytes
 from parenv.process.spinning import Spinning
 from parenv.supervision.partition import leave_to_pools, placed_workers, split
+from parenv.vector.choice import CallerSteps, Demand
 from parenv.worker.job import StepJob
 
 OnWorkerDeath = Literal["raise", "restart"]
-CallerSteps = bool | Literal["auto"]
 SpinUs = float | Literal["auto"]
 MAX_SPIN_US = 10_000
 ObservationMode = str | tuple[Space[Any], Space[Any]]
@@ -57,10 +58,9 @@ class VectorPlan:
 
     Args:
         job: Job of the workers.
-        measured: Whether a measurement decides if there are workers.
-        caller_steps: Whether this process steps a share beside workers. ``"auto"``: if that is safe and faster.
+        demand: What the user asks for, by which the number of workers and the share of this process are chosen.
+        is_chosen: Whether both are chosen when the first sub-environment exists.
         caller_rows: Number of sub-environments that this process steps: the last share, or 0. Without workers: all.
-        workers_alone: Number of worker processes if this process steps no share.
         spin_us: Microseconds of polling before a process sleeps, or ``"auto"``.
         observation_mode: ``"same"``, ``"different"``, or the batched and the single space.
         batch_size: Number of rows that ``recv`` returns.
@@ -72,10 +72,9 @@ class VectorPlan:
     """
 
     job: StepJob
-    measured: bool
-    caller_steps: CallerSteps
+    demand: Demand
+    is_chosen: bool
     caller_rows: int
-    workers_alone: int
     spin_us: SpinUs
     observation_mode: ObservationMode
     batch_size: int
@@ -114,10 +113,7 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
     _check_python(given, options)
     num_envs = len(given.env_fns)
     batch_size = _batch_size(given.batch_size, num_envs)
-    num_workers = placed_workers(given.placement, given.num_workers)
-    workers = _workers(num_workers, num_envs, given.max_concurrency)
-    caller_steps = _caller_steps(given, workers)
-    beside = _workers_beside_the_caller(num_workers, workers, num_envs) if caller_steps else 0
+    demand = _demand(given, options, num_envs)
     job = StepJob(
         factories=factories,
         options=options,
@@ -127,10 +123,10 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
     )
     plan = VectorPlan(
         job=job,
-        measured=num_workers == "auto" and workers > 0,
-        caller_steps=caller_steps,
+        demand=demand,
+        is_chosen=demand.num_workers is None
+        or (demand.num_workers > 0 and bool(demand.caller_steps or given.batch_size == "auto")),
         caller_rows=0,
-        workers_alone=workers,
         spin_us=_spin_us(given.spin_us),
         observation_mode=_checked(given.observation_mode),
         batch_size=batch_size,
@@ -140,7 +136,7 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
         strict_infos=given.strict_infos,
         class_name=given.class_name,
     )
-    return shared_out(plan, beside, num_envs // (beside + 1)) if caller_steps else shared_out(plan, workers)
+    return plan if plan.is_chosen else shared_out(plan, demand.num_workers or 0)
 
 
 def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPlan:
@@ -149,35 +145,75 @@ def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPl
     job = replace(
         plan.job,
         shares=(split(plan.num_envs - caller_rows, workers) if workers else ()) + (caller_rows,) * (caller_rows > 0),
-        cores=own_cores(workers, plan.job.options.threads, alone=not caller_rows) if is_local else None,
+        cores=own_cores(workers, plan.job.options.threads) if is_local else None,
         spinning=Spinning.of(plan.spin_us, workers + 1, usable_cores()) if is_local else None,
     )
     return replace(plan, job=job, caller_rows=caller_rows)
 
 
-def _caller_steps(given: VectorArguments, workers: int) -> CallerSteps:
-    wanted = given.caller_steps
-    one_of("caller_steps", wanted, (True, False, "auto"))
+def _demand(given: VectorArguments, options: WorkerOptions, num_envs: int) -> Demand:
+    """Check the numbers of workers, and return what the user asks for."""
+    is_elsewhere = given.placement is not None or options.python is not None
+    # With a placement, the default means that its number counts.
+    wanted = None if given.num_workers == "auto" else given.num_workers
+    num_workers, most = _workers(placed_workers(given.placement, wanted), num_envs, given.max_concurrency)
+    if num_workers is None and is_elsewhere:
+        num_workers = min(usable_cores(), most)
+    return Demand(
+        num_envs=num_envs,
+        num_workers=num_workers,
+        most_workers=most,
+        caller_steps=_caller_steps(given, num_workers, num_envs),
+        isolated_by=_isolated_by(given),
+        cores=usable_cores(),
+        free_bytes=free_bytes(),
+        spins=given.spin_us != 0,
+    )
+
+
+_OF_A_PROCESS = (
+    "device",
+    "threads",
+    "environment",
+    "preload",
+    "start_method",
+    "setup_fn",
+    "cleanup_fn",
+    "step_timeout_s",
+    "reset_timeout_s",
+    "max_memory_bytes",
+)
+
+
+def _isolated_by(given: VectorArguments) -> str:
+    """Return an argument that only has an effect on sub-environments in processes of their own, or an empty text."""
+    if given.on_worker_death == "restart":
+        return 'on_worker_death="restart"'
+    for name in ("step_timeout_s", "batch_size"):
+        if getattr(given, name) is not None:
+            return name
+    options, default = given.workers or WorkerOptions(), WorkerOptions()
+    changed = [name for name in _OF_A_PROCESS if getattr(options, name) != getattr(default, name)]
+    return f"WorkerOptions({changed[0]}=...)" if changed else ""
+
+
+def _caller_steps(given: VectorArguments, num_workers: int | None, num_envs: int) -> CallerSteps:
+    wanted = one_of("caller_steps", given.caller_steps, (True, False, "auto", None))
     if given.workers is not None and given.workers.python is not None:
         return False
-    if wanted is True and given.placement is not None:
-        raise ConfigurationError(
-            "caller_steps=True cannot be used with a placement, because the caller would wait for the network. "
-            "Leave one of them out."
-        )
-    return wanted if workers and given.placement is None else False
-
-
-def _workers_beside_the_caller(num_workers: int | str | None, workers: int, num_envs: int) -> int:
-    """Choose the number of workers so that a core and a sub-environment are left for this process."""
-    if isinstance(num_workers, int):
-        if num_workers >= num_envs:
+    if given.placement is not None:
+        if wanted is True:
             raise ConfigurationError(
-                f"num_workers must be less than num_envs={num_envs} with caller_steps=True, got {num_workers}. Use "
-                "fewer workers, or caller_steps=False."
+                "caller_steps=True cannot be used with a placement, because the caller would wait for the network. "
+                "Leave one of them out."
             )
-        return num_workers
-    return min(max(1, min(workers, usable_cores() - 1)), num_envs - 1)
+        return False
+    if wanted is True and num_workers is not None and num_workers >= num_envs:
+        raise ConfigurationError(
+            f"num_workers must be less than num_envs={num_envs} with caller_steps=True, got {num_workers}. Use "
+            "fewer workers, or caller_steps=False."
+        )
+    return wanted
 
 
 def _spin_us(spin_us: Any) -> SpinUs:
@@ -206,7 +242,7 @@ def _check_python(given: VectorArguments, options: WorkerOptions) -> None:
         return
     command_of(options.python)
     for name, value, refused in (
-        ("num_workers", given.num_workers, (0, "auto")),
+        ("num_workers", given.num_workers, (0,)),
         ("batch_size", given.batch_size, ("auto",)),
         ("caller_steps", given.caller_steps, (True,)),
         ("spaces", given.spaces, ("make",)),
@@ -275,19 +311,20 @@ def _batch_size(batch_size: int | str | None, num_envs: int) -> int:
     return batch_size
 
 
-def _workers(num_workers: int | str | None, num_envs: int, max_concurrency: int | None) -> int:
+def _workers(num_workers: Any, num_envs: int, max_concurrency: int | None) -> tuple[int | None, int]:
+    """Return the number of workers, or ``None`` if it is to be chosen, and its maximum."""
     if max_concurrency is not None:
         at_least("max_concurrency", max_concurrency, 1)
     most = min(num_envs, max_concurrency or num_envs)
     if num_workers is None or num_workers == "auto":
-        return 0 if num_workers == "auto" and usable_cores() == 1 else min(usable_cores(), most)
+        return None, most
     if isinstance(num_workers, str):
-        raise ConfigurationError(f'num_workers must be an integer, None or "auto", got {num_workers!r}')
+        raise ConfigurationError(f'num_workers must be an integer or "auto", got {num_workers!r}')
     at_least("num_workers", num_workers, 0)
     if num_workers > most:
         limit = f"max_concurrency={max_concurrency}" if most < num_envs else f"num_envs={num_envs}"
         raise ConfigurationError(f"num_workers must be at most {limit}, got {num_workers}")
-    return num_workers
+    return num_workers, most
 
 
 def _checked(mode: Any) -> ObservationMode:

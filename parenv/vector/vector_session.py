@@ -9,13 +9,11 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium import logger
 
-from parenv.envs.step_cost import StepCost
 from parenv.errors import SubEnvironmentError
 from parenv.placement.base import drained
 from parenv.process.forks import Owner
@@ -26,6 +24,7 @@ from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
 from parenv.vector.backend import Backend
 from parenv.vector.episode_ends import EpisodeEnds
+from parenv.vector.first_worker import FirstWorker
 from parenv.vector.joined_spaces import join_spaces, spaces_of_custom_classes, step_buffer_spec
 from parenv.vector.lost_episodes import LostEpisodes
 from parenv.vector.results import Results
@@ -41,6 +40,7 @@ class VectorSession:
     Args:
         plan: Checked plan.
         copy: Whether observations of all rows are copies, or arrays over the step buffer.
+        first: The first worker, if it has started already. Default: ``None``.
 
     Attributes:
         owner: Process that may use and close the session.
@@ -52,17 +52,17 @@ class VectorSession:
 
     stopped: Callable[[], BaseException] | None = None
 
-    def __init__(self, plan: VectorPlan, copy: bool) -> None:
+    def __init__(self, plan: VectorPlan, copy: bool, first: FirstWorker | None = None) -> None:
         self._plan, self.owner = plan, Owner("the vector env")
-        self.backend = Backend(plan)
+        self.backend = Backend(plan, first)
         try:
-            first, mode = self.backend.first, plan.job.autoreset_mode
+            env, mode = self.backend.first, plan.job.autoreset_mode
             given, of_workers = plan.spaces, self.backend.spaces
             is_known_here = plan.placement is None and plan.job.options.python is None
             if given is None and is_known_here and plan.worker_shares:
                 given = spaces_of_custom_classes(of_workers, plan.job.factories, self.backend.envs)
             self.spaces = join_spaces(of_workers, plan.observation_mode, given, plan.class_name)
-            self.metadata, self.render_mode = {**first.metadata, "autoreset_mode": mode}, first.render_mode
+            self.metadata, self.render_mode = {**env.metadata, "autoreset_mode": mode}, env.render_mode
             self._step_buffer = self.backend.lay_out(step_buffer_spec(self.spaces, plan.num_envs, mode))
         except BaseException:
             # The workers run already, and nothing else would end them.
@@ -242,16 +242,6 @@ class VectorSession:
         self.logs_errors = False
         results.fit.any_kind = True
         self.read_infos = lambda env_ids: {each: results.each_info()}
-
-    def measured_step(self, timeout: float) -> StepCost:
-        """Return the time of an env step, from a sub-environment that worker 0 makes for the measurement."""
-        self._question = self.backend.begin("measure", {0: ([],)})
-        step_s, spread_s = self._answers(timeout, "the measurement of a step")[0][0]
-        return StepCost(float(step_s), float(spread_s))
-
-    def choose_batch_size(self, rows: int) -> None:
-        """Set the number of rows that ``recv`` returns by default."""
-        self._plan = replace(self._plan, batch_size=rows)
 
     def close(self, timeout_s: float) -> None:
         """End the workers, unless this process is a fork of their owner. Idempotent."""

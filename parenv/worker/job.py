@@ -106,12 +106,15 @@ class StepJob(WorkerJob):
     Args:
         autoreset_mode: When an episode that has ended is followed by the next one.
         spinning: How long workers spin before they sleep. ``None``: they do not spin.
+        begins_with_one: Whether the worker makes and measures its first sub-environment, and then waits for
+            :class:`~parenv.protocol.messages.Shares`.
     """
 
     entry: ClassVar[str] = "parenv.worker.process:serve_steps"
     prepared_by: ClassVar[str] = "parenv.worker.step_task:StepTask"
     autoreset_mode: AutoresetMode
     spinning: Spinning | None = None
+    begins_with_one: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,19 +64,16 @@ def serve_steps(arguments: dict[str, Any], *descriptors: int) -> int:
         waiter = own[0] if own else FutexWaiter(head, arguments["worker"], arguments["sum_before"])
         take, answers = waiter.take, Answers(head, answers_wake_up)
         _drain(worker)
-        spinning = worker.prepared.spinning if isinstance(worker.prepared, StepTask) else None
-        if spinning is not None and isinstance(waiter, FutexWaiter):
-            waiter.spinner = Spinner(spinning, waiter.changes, progress.spun_ns)
+        _let_spin(worker, waiter)
         # While a driver waits for other workers to step, it must learn at once that a restarted worker is ready.
         answers.notify()
         while worker.open:
             cell[0] = waiting
-            echoes, messages, all_rows, orders = counts_of(take())
+            messages, all_rows, orders = counts_of(take())
             try:
-                if echoes:
-                    progress.heartbeat[0] += 1
-                    answers.notify()
-                _receive(worker, socket, answers, messages)
+                if messages:
+                    _receive(worker, socket, answers, messages)
+                    _let_spin(worker, waiter)
                 if worker.failed:
                     continue
                 task: Any = worker.task
@@ -142,6 +139,13 @@ def _opened(
     yield worker, socket, wake_ups
     worker.close()
     socket.close()
+
+
+def _let_spin(worker: Worker, waiter: FutexWaiter | WakeUp) -> None:
+    """Let a worker poll before it sleeps, once it knows its share."""
+    spinning = worker.prepared.spinning if isinstance(worker.prepared, StepTask) else None
+    if spinning is not None and isinstance(waiter, FutexWaiter) and waiter.spinner is None:
+        waiter.spinner = Spinner(spinning, waiter.changes, worker.progress.spun_ns)
 
 
 def _receive(worker: Worker, socket: WorkerSocket, answers: Answers, messages: int) -> None:

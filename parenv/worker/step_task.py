@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -14,7 +17,7 @@ from parenv.envs.make import make_envs
 from parenv.envs.seeding import environment_seed
 from parenv.envs.step_buffer_rows import ObservationRows, SideChannel
 from parenv.envs.step_buffer_stepper import StepBufferStepper
-from parenv.envs.step_cost import measured_step
+from parenv.envs.step_cost import measured_step, native_package
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.layout import leaves_from_data
@@ -23,9 +26,12 @@ from parenv.memory.spaces import describe, each_once
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.memory.step_buffer_infos import InfoWriter
+from parenv.process.processor_time import processor_time, resident_bytes
+from parenv.process.spinning import Spinning
+from parenv.process.throwaway import num_threads
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Actions, Rows, SideData, StepReady
+from parenv.protocol.messages import Actions, FirstMade, Rows, Shares, SideData, StepReady
 from parenv.protocol.plain import as_data, plain_info
 from parenv.worker.failures import FailedCallError
 from parenv.worker.job import StepJob
@@ -50,18 +56,55 @@ class StepTask:
     """
 
     def __init__(self, job: StepJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
-        self._job, self._sender, self._progress, self._output = job, sender, progress, output
-        self.spinning = job.spinning
-        self._env_ids = job.env_ids(sender.worker)
-        self.envs = make_envs(job.factories, self._env_ids, progress)
+        self._sender, self._progress, self._output = sender, progress, output
+        self._first: FirstMade | None = None
+        self.envs: list[Any] = []
+        self._use_job(job)
+        if job.begins_with_one:
+            self._first = self._make_first()
+        else:
+            self._make_all()
+
+    def _use_job(self, job: StepJob) -> None:
+        self._job, self.spinning, self._env_ids = job, job.spinning, job.env_ids(self._sender.worker)
+
+    def _make_first(self) -> FirstMade:
+        """Make the first sub-environment, and measure it."""
+        began, before, bytes_before = time.perf_counter(), processor_time(), resident_bytes()
+        threads_before = num_threads()
+        self.envs = make_envs(self._job.factories, self._env_ids[:1], self._progress)
+        wall_s, after = time.perf_counter() - began, processor_time()
+        queued_s = 0.0 if before is None or after is None else after.queued_s - before.queued_s
+        env_bytes = max(0, resident_bytes() - bytes_before)
+        self._progress.begin("measuring a step", self._env_ids.start)
+        (first,) = self.envs
+        # A process with threads of the environment cannot be forked. A VectorEnv is refused when the others are made.
+        cost = None if num_threads() != threads_before or isinstance(first, VectorEnv) else measured_step(first)
+        native = native_package(first)
+        return FirstMade(native, env_bytes, max(0.0, wall_s - queued_s), None if cost is None else list(cost))
+
+    def take_shares(self, shares: Shares) -> StepReady:
+        """Make the rest of the sub-environments, after the number of workers was chosen."""
+        spinning = None if shares.spinning is None else Spinning(*shares.spinning)
+        if shares.cores is not None:
+            os.sched_setaffinity(0, shares.cores)
+        self._use_job(replace(self._job, shares=tuple(shares.shares), spinning=spinning, begins_with_one=False))
+        self._make_all()
+        return self._step_ready()
+
+    def _make_all(self) -> None:
+        self.envs = make_envs(self._job.factories, self._env_ids, self._progress, made=self.envs)
         for env in self.envs:
             if isinstance(env, VectorEnv):
                 raise ConfigurationError(
                     f"env_fns must make single environments, got {env}. Pass factories that do not vectorize."
                 )
 
-    def ready(self) -> StepReady:
-        """Describe the sub-environments for the main process."""
+    def ready(self) -> StepReady | FirstMade:
+        """Describe the sub-environments for the main process, or the first of them."""
+        return self._first or self._step_ready()
+
+    def _step_ready(self) -> StepReady:
         first, spaces = self.envs[0], self.spaces()
         described = {name: [list(map(describe, distinct)), which] for name, (distinct, which) in spaces.items()}
         sampling = {name: of for name in spaces if is_data(of := generators(getattr(first, name)))}
@@ -125,11 +168,6 @@ class StepTask:
         batch, answers = self._batch, list[Any]()
         if method == "reset":
             batch.reset(columns, *arguments)
-        elif method == "measure":
-            # The measurement makes another sub-environment, so that the episodes of these stay as they are.
-            first = self._env_ids.start
-            self._progress.begin("measuring a step", first)
-            answers = [list(measured_step(self._job.factories, first)[0])]
         else:
             answers = self._each(columns, ENV_METHODS[method], arguments)
             batch.find_steps(columns)

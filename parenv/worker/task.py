@@ -11,7 +11,7 @@ from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.load_requests import WITHDRAWN, LoadRequests
 from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Message, Ready, StepReady
+from parenv.protocol.messages import FirstMade, Message, Ready, Shares, StepReady
 
 
 class Loads:
@@ -133,8 +133,12 @@ class Task(Protocol):
 class Prepared(Protocol):
     """Sub-environments that exist and wait for the layout."""
 
-    def ready(self) -> Ready | StepReady:
-        """Return what the driver needs for the layout."""
+    def ready(self) -> Ready | StepReady | FirstMade:
+        """Return what the driver needs for the layout, or to choose the number of workers."""
+
+    def take_shares(self, shares: Shares) -> StepReady:
+        """Make the rest of the sub-environments of a vector env whose number of workers is chosen now."""
+        raise NotImplementedError
 
     def lay_out(self, layout: Any, mapping: Any) -> Any:
         """Build the task from the layout and the shared memory."""

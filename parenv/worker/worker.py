@@ -22,7 +22,7 @@ from parenv.memory.status_slot import StatusSlot
 from parenv.process.debuggers import refuse_debuggers
 from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, Rows, as_warning
+from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, Rows, Shares, as_warning
 from parenv.protocol.plain import as_data
 from parenv.worker.evaluation import FRACTION
 from parenv.worker.failures import FailedCallError, failure_of
@@ -226,6 +226,10 @@ class Worker:
         self._output.say(self.prepared.ready())
 
     def _handle(self, message: Message) -> None:
+        if isinstance(message, Shares):
+            assert self.prepared is not None
+            self._output.say(self.prepared.take_shares(message))
+            return
         if isinstance(message, Layout | Rows):
             assert self.prepared is not None
             self.task = self.prepared.lay_out(message, self.memory.map())

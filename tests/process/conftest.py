@@ -10,6 +10,7 @@ import pytest
 
 from parenv.envs.step_cost import StepCost
 from parenv.supervision import launch
+from parenv.vector.choice import Measured
 
 PRELOAD = ("pytest", "psutil", "hypothesis", "parenv.testing", "envs", "policies")
 LIBRARIES = {"sb3": "stable_baselines3", "sb3_accelerate": "stable_baselines3"}
@@ -25,7 +26,7 @@ def modules_are_imported_once(request: pytest.FixtureRequest, monkeypatch: pytes
         own = bool(job.options.environment or job.options.preload)
         return local_launch(job, *arguments, **{**more, **({} if own else {"torch": True})})
 
-    for module in ("parenv.pool.opening", "parenv.supervision.calls", "parenv.vector.backend"):
+    for module in ("parenv.pool.opening", "parenv.supervision.calls", "parenv.vector.connections"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)
     monkeypatch.setattr(launch, "PRELOAD", (*launch.PRELOAD, *PRELOAD, *([library] if library else [])))
 
@@ -33,7 +34,8 @@ def modules_are_imported_once(request: pytest.FixtureRequest, monkeypatch: pytes
 @pytest.fixture
 def a_step_takes_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the measurement of a step, on which the number of caller-stepped environments depends, by a constant."""
-    monkeypatch.setattr("parenv.vector.worker_choice.measured_step", lambda *_: (StepCost(1e-3, 0.0), ""))
+    measured = Measured(0.0, "", 0, StepCost(1e-3, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr("parenv.vector.first_worker.FirstWorker.measured", lambda _: measured)
 
 
 @pytest.fixture

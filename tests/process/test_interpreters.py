@@ -429,7 +429,6 @@ def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> N
     ("arguments", "message"),
     [
         ({"num_workers": 0}, "num_workers=0 cannot"),
-        ({"num_workers": "auto"}, "num_workers='auto' cannot"),
         ({"batch_size": "auto"}, "batch_size='auto' cannot"),
         ({"caller_steps": True}, "caller_steps=True cannot"),
         ({"spaces": "make"}, "spaces='make' cannot"),

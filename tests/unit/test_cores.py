@@ -104,8 +104,7 @@ def test_the_workers_are_distributed_among_the_nodes_by_their_cores(machine: obj
     assert cores.own_cores(2) == tuple(NODES)
     assert cores.own_cores(5) == (NODES[0],) * 3 + (NODES[1],) * 2
     assert cores.own_cores(8) == (NODES[0],) * 4 + (NODES[1],) * 4
-    assert cores.own_cores(8, alone=True) == tuple((core,) for core in range(8))
-    assert cores.own_cores(8, threads=2, alone=True) == cores.own_cores(8)
+    assert cores.own_cores(8, threads=2) == cores.own_cores(8)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_workers_of_a_node_differ_from_its_share_by_less_than_one(sizes: list[in
     numbers = iter(range(100))
     nodes = [[next(numbers) for _ in range(size)] for size in sizes]
     total = workers * local
-    sets = [cores.core_sets([], nodes, workers, cores.Learner(rank, local, local)) for rank in range(local)]
+    sets = [cores.core_sets(nodes, workers, cores.Learner(rank, local, local)) for rank in range(local)]
     if total < len(nodes):
         assert sets == [None] * local
         return

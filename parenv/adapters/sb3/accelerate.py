@@ -36,7 +36,7 @@ from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
 from parenv.adapters.sb3.transforms import Transform, transforms_of
 from parenv.adapters.sb3.vec_env import SteppedVecEnv
 from parenv.envs.factories import Factories
-from parenv.envs.step_cost import measured_step
+from parenv.envs.step_cost import step_here
 from parenv.errors import ConfigurationError, NotPicklableError, WorkerError
 from parenv.options import WorkerOptions
 from parenv.pool.library_pool import LibraryPool
@@ -211,7 +211,10 @@ class AcceleratedRun:
             return None
         # Random actions may be illegal, and an environment may not exist twice in this process.
         with contextlib.suppress(Exception):
-            return measured_step(Factories(tuple(self._factories), self._original.num_envs, ()), 0)[0].step_s
+            factories = Factories(tuple(self._factories), self._original.num_envs, ())
+            with contextlib.closing(factories.make(0)) as env:
+                cost = step_here(env)
+                return None if cost is None else cost.step_s + cost.wait_s
         return None
 
     def _started(self) -> SteppedVecEnv | ReplayedVecEnv:

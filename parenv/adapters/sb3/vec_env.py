@@ -33,8 +33,8 @@ class ParallelVecEnv(VecEnv):
     Args:
         env_fns: One factory for each environment.
         start_method: Start method, for compatibility. All start methods have the same effect.
-        num_workers: Number of worker processes, at most one per environment. ``None``: one per usable core. 0: all
-            environments run in this process. ``"auto"``: one per core or 0, whichever a measurement finds faster.
+        num_workers: Number of worker processes, at most one per environment. 0: all environments run in this process.
+            Default: ``"auto"``, chosen as in :class:`~parenv.ParallelVectorEnv`.
         step_timeout_s: Seconds in which a worker must answer a step or a call. A worker that does not is killed, and
             the error shows its stack. ``WorkerOptions(reset_timeout_s=...)`` limits resets.
         on_worker_death: ``"raise"``: a dead worker closes the vec env. ``"restart"``: the worker is restarted, the
@@ -62,7 +62,7 @@ class ParallelVecEnv(VecEnv):
         env_fns: Sequence[Callable[[], Env[Any, Any]]],
         start_method: str | None = None,
         *,
-        num_workers: int | Literal["auto"] | None = None,
+        num_workers: int | Literal["auto"] | None = "auto",
         step_timeout_s: float | None = None,
         on_worker_death: OnWorkerDeath = "raise",
         workers: WorkerOptions | None = None,

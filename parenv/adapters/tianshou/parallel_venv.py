@@ -32,8 +32,8 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
 
     Args:
         env_fns: One factory for each environment.
-        num_workers: Number of worker processes, at most one per environment. ``None``: one per usable core. 0: all
-            environments run in this process.
+        num_workers: Number of worker processes, at most one per environment. 0: all environments run in this process.
+            Default: ``"auto"``, chosen as in :class:`~parenv.ParallelVectorEnv`.
         workers: Options of workers, such as time limits for start and close.
         spaces: Spaces of one environment, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
 
@@ -55,7 +55,7 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         self,
         env_fns: Sequence[Callable[[], Env[Any, Any]]],
         *,
-        num_workers: int | None = None,
+        num_workers: int | Literal["auto"] | None = "auto",
         workers: WorkerOptions | None = None,
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         self._envs = LibraryVectorEnv(
             env_fns,
             autoreset_mode=AutoresetMode.DISABLED,
-            num_workers=None if num_workers is None else min(num_workers, self.env_num),
+            num_workers=min(num_workers, self.env_num) if isinstance(num_workers, int) else num_workers,
             workers=workers,
             spaces=spaces,
         )
