@@ -11,11 +11,11 @@ demo: .venv/demo
 # the package again.
 test test-more soak: export PYTHONDONTWRITEBYTECODE =
 test: .venv/dev lint types
-	.venv/bin/pytest -m "not more and not soak" --numprocesses 3 --dist worksteal
+	.venv/bin/pytest -m "not more and not soak" --numprocesses 4 --dist worksteal
 
 # Tests that must also pass on every commit but take longer.
 test-more: .venv/dev
-	.venv/bin/pytest -m "more and not soak" --numprocesses 3 --dist worksteal
+	.venv/bin/pytest -m "more and not soak" --numprocesses 4 --dist worksteal
 
 # The main features, with the lowest version of each dependency that parenv declares.
 test-lowest: .venv-lowest/done
@@ -29,7 +29,7 @@ WAKE_UP = tests/unit/test_wake_up.py
 soak: .venv/dev
 	$(PIP) --group vector-envs --group loggers
 	.venv/bin/pytest -m "not soak" tests/process/test_loggers.py tests/process/test_jax.py tests/process/test_libraries_of_vector_envs.py
-	.venv/bin/pytest -m soak --timeout 1200 --numprocesses 3 --dist worksteal --ignore tests/soak --deselect $(WAKE_UP)
+	.venv/bin/pytest -m soak --timeout 1200 --numprocesses 4 --dist worksteal --ignore tests/soak --deselect $(WAKE_UP)
 	.venv/bin/pytest -m soak --timeout 1200 -s tests/soak
 	.venv/bin/pytest -m soak $(WAKE_UP)
 

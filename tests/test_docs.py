@@ -76,7 +76,7 @@ def script_of(page: Path) -> str:
 
 
 WITH_CODE = [page for page in PAGES if page.name != "README.md" and script_of(page).strip()]
-PARTS = 9
+PARTS = 40
 SEARCHED = {
     "dict observations": "guides/dict-observations",
     "progress bar": "guides/log-metrics",

@@ -148,7 +148,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], A
 
 
 @FORMATS
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_exported_agent_acts_as_the_policy_does_on_batches_of_any_size(
     name: str, format: Any, exported: Callable[[str, str], Any]

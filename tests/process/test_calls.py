@@ -243,6 +243,7 @@ class SettingsPolicy(TorchPolicy):
         return super().act(observations, carry)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["pickled", "module"])
 def test_an_evaluation_does_not_change_the_versions_of_queued_rollouts(kind: str, num_workers: int) -> None:

@@ -89,6 +89,7 @@ class PopulationUser:
 PRODUCTS: list[Any] = [Pool, VectorEnv, PopulationUser]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_a_close_from_another_thread_ends_a_waiting_call_with_an_error(product: Any, tmp_path: Path) -> None:
     begun, go = tmp_path / "begun", tmp_path / "go"
@@ -219,6 +220,7 @@ def void(value: object) -> None:
     pass
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting for a pending call")
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("parts", [2, pytest.param(100, marks=pytest.mark.more)])

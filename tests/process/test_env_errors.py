@@ -322,7 +322,7 @@ def test_a_wrong_reward_or_flag_is_an_error_that_names_it_and_the_env_id(result:
             first_step(envs)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("result", WRONG)
 def test_a_wrong_reward_or_flag_in_a_worker_is_an_error_that_names_it_and_the_env_id(result: str) -> None:
     makers, message = wrong(result)
@@ -424,6 +424,7 @@ def test_a_debugger_with_an_input_of_its_own_works_in_a_worker() -> None:
         first_step(envs)
 
 
+@pytest.mark.more
 def test_a_debugger_works_without_workers_and_in_the_share_of_the_caller() -> None:
     program = """
 import sys

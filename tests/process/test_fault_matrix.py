@@ -175,7 +175,7 @@ def last_states_of_the_first_life(ledger: Ledger) -> set[tuple[int, ...]]:
     return {max(tuple(one.following[2:4]) for one in lived if one.observation[1] == first) for lived in lives}
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("consequence", get_args(Consequence))
 @pytest.mark.parametrize("way", get_args(Way))

@@ -518,6 +518,7 @@ def loss_of_all(policies: Any, rollout: Any) -> Any:
     return total / rollout.num_steps, {"alive": sum(rows.num_steps for rows in rollout.values())}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
 @pytest.mark.parametrize(("mode", "num_workers"), [("sync", 0), ("sync", 2), ("async", 2)])
 def test_named_policies_have_one_gradient_of_a_common_loss(mode: Any, num_workers: int, kind: Any) -> None:

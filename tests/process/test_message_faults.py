@@ -229,7 +229,7 @@ def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) 
     return CALL_FAILS if line.kind in (Call, Reply, Failure) and errors else REPLACED
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize(("kind", "fault", "mode"), one_in(3, KINDS, FAULTS, ["sync", "async"]))
 def test_no_fault_of_a_message_causes_a_hang_or_a_wrong_rollout(
     kind: type[Message], fault: str, mode: str, monkeypatch: pytest.MonkeyPatch

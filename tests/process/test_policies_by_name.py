@@ -489,7 +489,7 @@ def set_up(orders: Path, worker: int) -> None:
         RolloutWriter.stamp = stamp_obediently  # type: ignore[assignment]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("kind", [Doomed, DoomedTurns])
 @pytest.mark.parametrize(("where", "how"), PLACES)

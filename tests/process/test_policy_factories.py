@@ -203,6 +203,7 @@ def squares(policy: Any, rollout: Any) -> Any:
     return sum(parameter.square().sum() for parameter in policy.parameters())
 
 
+@pytest.mark.more
 def test_a_restarted_worker_and_step_workers_have_the_weights_too() -> None:
     restart = RestartPolicy(backoff_s=1e-3)
     for workers in (WorkerOptions(restart=restart), WorkerOptions(restart=restart, step_workers=2)):

@@ -185,6 +185,7 @@ TOY: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_quadratic_of_the_paper_is_solved_and_every_row_of_the_lineage_is_exact(mode: str, tmp_path: Path) -> None:
     path = tmp_path / "lineage"

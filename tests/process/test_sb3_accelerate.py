@@ -514,6 +514,7 @@ def test_spaces_from_which_several_environments_or_the_model_draw_are_found(kind
     assert (first_samples(model, "action_space")[0] == big.sample()) == (kind is PPO)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "settings", "num_workers"),
     [(PPO, PPO_SETTINGS, 2), (A2C, {}, 2), (A2C, {}, 0), (SAC, OFF_POLICY, 2)],
@@ -955,6 +956,7 @@ LEFT: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:.*fork")
 @pytest.mark.parametrize("case", LEFT)
 def test_models_that_cannot_be_accelerated_learn_as_they_are_with_one_warning(case: str) -> None:

@@ -198,7 +198,7 @@ SHARED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("make", "problem"), SHARED.values(), ids=SHARED)
 def test_an_environment_with_one_world_per_process_needs_a_process_of_its_own(
     make: Any, problem: str, capsys: pytest.CaptureFixture[str]

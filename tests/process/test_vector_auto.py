@@ -98,6 +98,7 @@ class Noted(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_only_the_first_sub_environment_is_made_twice_and_only_to_move_to_this_process(
     layout: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +140,7 @@ class Locked(gym.Env[Any, Any]):
         os.close(self._lock)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_sub_environment_that_can_exist_only_once_begins_in_every_layout(
     layout: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

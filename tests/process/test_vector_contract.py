@@ -273,6 +273,7 @@ def test_without_workers_the_spaces_are_those_of_the_environments(name: str) -> 
         assert_same(envs.get_attr("actions"), reference.get_attr("actions"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["custom", "in a dict", "in a tuple", "in a sequence", "in one of two"])
 @pytest.mark.parametrize("caller_steps", [False, True])
 def test_with_workers_a_custom_space_has_its_class_and_can_be_sampled(name: str, caller_steps: bool) -> None:
@@ -590,6 +591,7 @@ REFUSED: dict[str, tuple[Callable[[int], Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("name", REFUSED)
 def test_values_that_gymnasium_refuses_arrive_as_objects(name: str, num_workers: int, recwarn: Any) -> None:

@@ -259,7 +259,7 @@ def rollout_device(product: str, directory: Path) -> None:
     raised(ConfigurationError, reason, product, WorkerOptions(rollout_device="abacus"), "", bool)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(WorkerOptions)])
 def test_each_field_works_the_same_in_pools_and_vector_envs(field: str, product: str, tmp_path: Path) -> None:

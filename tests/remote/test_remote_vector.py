@@ -181,7 +181,7 @@ def kill_me() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.filterwarnings("ignore:the actions should have dtype:UserWarning")
 @pytest.mark.parametrize(
     ("make", "num_local", "mode"),
@@ -311,6 +311,7 @@ def test_a_worker_that_dies_is_an_error_and_closes_the_env_and_its_hosts(near: N
     assert near.exit_codes == [0]
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_a_dead_worker_is_restarted_on_a_host_with_capacity(near: NearHosts) -> None:
     near.start(2)

@@ -285,6 +285,7 @@ ROUNDS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize("on_one_core", [False, True])
 @pytest.mark.parametrize("spins", [False, True])
