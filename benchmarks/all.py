@@ -26,6 +26,7 @@ NAMES = (
     "agents",
     "startup",
     "vector_env",
+    "choice",
     "waiting",
     "evaluation",
     "by_hand",
