@@ -242,7 +242,7 @@ def _in_words(seconds: float) -> str:
     """Return a time with its unit.
 
     >>> _in_words(5.2e-6), _in_words(0.0021), _in_words(2.0)
-    ('5 µs', '2.1 ms', '2 s')
+    ('5.2 µs', '2.1 ms', '2 s')
     """
     for unit, factor in (("µs", 1e6), ("ms", 1e3)):
         if (value := seconds * factor) < 999.5:

@@ -18,6 +18,7 @@ from policies import zeros
 
 from parenv import AsyncWorkerPool, EpisodeStatistics, ParallelVectorEnv, RestartPolicy, Stop, WorkerOptions
 from parenv.cli.main import main
+from parenv.process.fork_server import WORKER_VARIABLE
 
 SOON = RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3)
 
@@ -282,9 +283,9 @@ def test_a_stop_counts_only_episodes_that_environments_ended(tmp_path: Path) -> 
 @pytest.mark.parametrize("caller_steps", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_a_vector_env_reports_and_counts_lost_episodes_with_their_reason(caller_steps: bool, tmp_path: Path) -> None:
     how: dict[str, Any] = {"num_workers": 1 if caller_steps else 2, "caller_steps": caller_steps}
-    here, get_stuck = os.getpid(), stuck_once(tmp_path / "once")
-    # The main process steps the first environment to measure it, and with caller_steps some of the last ones.
-    act = lambda env: get_stuck(env) if os.getpid() != here else None  # noqa: E731
+    get_stuck = stuck_once(tmp_path / "once")
+    # A forked copy of the worker steps the first environment to measure it.
+    act = lambda env: get_stuck(env) if os.environ.get(WORKER_VARIABLE) == str(os.getpid()) else None  # noqa: E731
     makers = [functools.partial(Acting, 0, act), *ledgers(4)[1:]]
     with ParallelVectorEnv(
         makers, on_worker_death="restart", step_timeout_s=0.5, workers=WorkerOptions(restart=SOON), **how

@@ -168,6 +168,7 @@ def test_exceptions_of_one_type_raise_the_first_with_a_group_as_cause(num_worker
         assert observations[:, 0].tolist() == list(range(N))
 
 
+@pytest.mark.usefixtures("a_step_takes_a_millisecond")
 @pytest.mark.parametrize(
     "where", ["step", *(pytest.param(where, marks=pytest.mark.more) for where in ("constructor", "reset", "call"))]
 )
@@ -787,6 +788,7 @@ class Level(gym.Wrapper[Any, Any, Any, Any]):
 
 
 @pytest.mark.one_in(2)
+@pytest.mark.usefixtures("a_step_takes_a_millisecond")
 @pytest.mark.parametrize("caller_steps", [False, True], ids=["workers", "caller"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_a_restarted_worker_has_the_values_of_set_attr_before_its_first_reset(
