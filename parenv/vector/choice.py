@@ -189,6 +189,9 @@ def step_s(demand: Demand, cost: StepCost, workers: int, beside: bool) -> float:
     rows = math.ceil(num_envs / processes)
     # Processes beyond the number of cores share them. A step that waits leaves the core to others.
     stepping_s = max(rows * one_s, num_envs * cost.step_s / min(processes, demand.cores))
+    if cost.wait_s:
+        # The step ends with the slowest process. This is the expected maximum of normally distributed times.
+        stepping_s += cost.spread_s * math.sqrt(2.0 * rows * math.log(processes))
     if demand.spins and workers < demand.cores and not is_busy(demand, cost):
         return stepping_s + SPUN_STEP_S + workers * SPUN_WORKER_S
     if is_busy(demand, cost):

@@ -45,6 +45,7 @@ def chosen(asked: Demand, found: Measured | None) -> tuple[int, int]:
         (8, PONG, (1, 4), (1, 4), (1, 4)),
         (16, SLEEPY, (16, 0), (16, 0), (16, 0)),
         (64, SLEEPY, (64, 0), (64, 0), (64, 0)),
+        (64, SLEEPY._replace(step_s=150e-6, spread_s=2e-3), (64, 0), (64, 0), (64, 0)),
     ],
 )
 def test_two_cores_get_the_fastest_setting(
