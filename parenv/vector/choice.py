@@ -122,7 +122,8 @@ def choose(demand: Demand, measured: Measured | None) -> Choice:
         if (taken_s := step_s(demand, cost, *layout)) < LEAST_GAIN * best_s:
             best, best_s = layout, taken_s
     workers, beside = best
-    share = rows_of_caller(demand.num_envs, workers, cost.step_s + cost.wait_s, _wake_up_s(demand, cost, workers))
+    waking_s = SPUN_STEP_S if _polls(demand, cost, workers) else WAKE_UP_S
+    share = rows_of_caller(demand.num_envs, workers, cost.step_s + cost.wait_s, waking_s)
     return Choice(workers, share if beside else 0, _reason(demand, measured, workers, beside))
 
 
@@ -175,9 +176,9 @@ def is_busy(demand: Demand, cost: StepCost) -> bool:
     return cost.queued > BUSY_QUEUE or cost.others > max(0, demand.cores - 2) + BUSY_THREADS
 
 
-def _wake_up_s(demand: Demand, cost: StepCost, workers: int) -> float:
-    polls = demand.spins and workers < demand.cores and not is_busy(demand, cost)
-    return SPUN_STEP_S if polls else WAKE_UP_S
+def _polls(demand: Demand, cost: StepCost, workers: int) -> bool:
+    """Tell whether all processes have a core, so that they poll before they sleep."""
+    return demand.spins and workers < demand.cores and not is_busy(demand, cost)
 
 
 def step_s(demand: Demand, cost: StepCost, workers: int, beside: bool) -> float:
@@ -192,7 +193,7 @@ def step_s(demand: Demand, cost: StepCost, workers: int, beside: bool) -> float:
     if cost.wait_s:
         # The step ends with the slowest process. This is the expected maximum of normally distributed times.
         stepping_s += cost.spread_s * math.sqrt(2.0 * rows * math.log(processes))
-    if demand.spins and workers < demand.cores and not is_busy(demand, cost):
+    if _polls(demand, cost, workers):
         return stepping_s + SPUN_STEP_S + workers * SPUN_WORKER_S
     if is_busy(demand, cost):
         queued_s = min(QUEUED_SHARE * cost.others / demand.cores * stepping_s, QUEUED_MOST_S)

@@ -48,19 +48,17 @@ def other_setting(demand: Demand, num_workers: int, num_caller_envs: int, seen: 
     processes = num_workers + (num_caller_envs > 0)
     side_by_side = max(1, min(processes, demand.cores))
     waited_s = seen.step_s - seen.computed_s / side_by_side - seen.queued_s / processes - WOKEN_STEP_S * (processes > 1)
-    settings: dict[int, float] = {}
     most = min(demand.most_workers, max(demand.cores, MOST_WAITING_WORKERS))
     if waited_s > 0.5 * seen.step_s:
-        settings[most] = seen.step_s - waited_s + waited_s * processes / most
+        workers, step_s = most, seen.step_s - waited_s + waited_s * processes / most
     elif not demand.isolated_by and num_workers:
-        settings[0] = seen.computed_s
+        workers, step_s = 0, seen.computed_s
     elif not num_workers and seen.queued_s < 0.1 * seen.computed_s and (cores := min(demand.cores, most)) > 1:
-        settings[cores] = seen.computed_s / cores + 2 * WOKEN_STEP_S
-    for workers, step_s in settings.items():
-        gain = seen.wall_s / max(seen.wall_s - seen.step_s + step_s, 1e-9)
-        if gain >= LEAST_GAIN:
-            return workers, gain
-    return None
+        workers, step_s = cores, seen.computed_s / cores + 2 * WOKEN_STEP_S
+    else:
+        return None
+    gain = seen.wall_s / max(seen.wall_s - seen.step_s + step_s, 1e-9)
+    return (workers, gain) if gain >= LEAST_GAIN else None
 
 
 class SecondLook:
