@@ -54,9 +54,11 @@ class Throughput:
     Args:
         system: Name of the system, such as ``"ParallelVectorEnv"``.
         num_envs: Number of sub-environments.
-        num_workers: Number of worker processes. 0 steps in this process, ``None`` has a process per sub-environment.
+        num_workers: Number of worker processes. 0 steps in this process, ``None``: the system decides, such as a
+            process per sub-environment.
         env_steps_per_second: Summary of the measurements, or ``None`` if nothing was measured.
         failure: Error in one line, or ``None``.
+        choice: Setting that the system has chosen and the reason, in one line, or empty.
     """
 
     system: str
@@ -64,6 +66,7 @@ class Throughput:
     num_workers: int | None
     env_steps_per_second: Spread | None
     failure: str | None = None
+    choice: str = ""
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,6 @@ def _sizes(environment: Environment, policy: Any) -> dict[str, float]:
 
 def _throughput(systems: Sequence[System], found: Sequence[Found]) -> tuple[Throughput, ...]:
     return tuple(
-        Throughput(system.name, system.num_envs, system.num_workers, one.spread, one.failure)
+        Throughput(system.name, system.num_envs, system.num_workers, one.spread, one.failure, one.choice)
         for system, one in zip(systems, found, strict=True)
     )

@@ -236,13 +236,14 @@ def make_display(file: IO[str]) -> PlainDisplay | LiveDisplay:
 
 
 def closing_lines(report: BenchReport) -> list[str]:
-    """Return the last lines: conditions of the measurement, a warning if the machine was busy, fastest systems."""
+    """Return the last lines: conditions, a warning if the machine was busy, chosen settings, fastest systems."""
     how = (
         f"{report.environment}: {report.repeats} rounds of {report.slice_s:.2g} s for each vector env, "
         f"{report.seconds:.0f} s in all, starting and closing included. Vector envs step with random actions; pools "
         "also run the policy."
     )
-    return [how, *load_warning(report.machine), *_fastest(report.throughput), ADVISE]
+    chosen = [f"{one.system}, {one.num_envs} envs: {one.choice}" for one in report.throughput if one.choice]
+    return [how, *load_warning(report.machine), *chosen, *_fastest(report.throughput), ADVISE]
 
 
 def _fastest(throughput: Sequence[Throughput]) -> Iterator[str]:
@@ -280,6 +281,7 @@ def _rich(table: Table, width: int) -> Any:
 COLOURS = {
     "SyncVectorEnv": "#e6850d",
     "AsyncVectorEnv": "#fdbe85",
+    "ParallelVectorEnv, default": "#08519c",
     "ParallelVectorEnv": "#2171b5",
     "AsyncWorkerPool, sync": "#238b45",
     "AsyncWorkerPool, async": "#74c476",

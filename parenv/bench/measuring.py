@@ -51,10 +51,12 @@ class Opened(NamedTuple):
     Args:
         measure: ``(seconds) -> figure``. The call takes about this many seconds.
         close: Function that releases the subject's resources.
+        choice: Setting that the subject has chosen and the reason, in one line, or empty.
     """
 
     measure: Callable[[float], float]
     close: Callable[[], object]
+    choice: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,13 @@ class Found:
         values: One value per repeat so far.
         failure: Error that ended the measurements, in one line, or ``None``.
         measured_s: Seconds of all measurements together.
+        choice: Setting that the subject has chosen and the reason, in one line, or empty.
     """
 
     values: list[float] = field(default_factory=list)
     failure: str | None = None
     measured_s: float = 0.0
+    choice: str = ""
 
     @property
     def spread(self) -> Spread | None:
@@ -120,6 +124,7 @@ def interleaved(subjects: Sequence[Subject], repeats: int, seconds: float, watch
             with _recorded(found[i]):
                 opened[i] = subjects[i].open()
                 stack.callback(_close, opened[i])
+                found[i].choice = opened[i].choice
                 opened[i].measure(0.0)
         started = time.monotonic()
         # Closing usually takes about half as long as starting.

@@ -197,6 +197,7 @@ def _learning(environment: Environment, policy: Any, batch: int, device: str) ->
 
 
 REFERENCE = "SyncVectorEnv"
+DEFAULT = "ParallelVectorEnv, default"
 BATCHES_OF_ACTIONS = 32
 PREFETCH = 1
 POOL_WEIGHT = 2.0
@@ -212,7 +213,8 @@ class System:
     Args:
         name: Name, such as ``"ParallelVectorEnv"``.
         num_envs: Number of sub-environments.
-        num_workers: Number of worker processes. 0 steps in this process, ``None`` has a process per sub-environment.
+        num_workers: Number of worker processes. 0 steps in this process, ``None``: the system decides, such as a
+            process per sub-environment.
         subject: Subject that measures env steps per second.
     """
 
@@ -223,20 +225,24 @@ class System:
 
 
 def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[int, ...]) -> Iterator[System]:
-    """Yield vector envs: Gymnasium's, parenv's with each number of workers, and those of other libraries."""
+    """Yield vector envs: Gymnasium's, parenv's by default and with each number of workers, and those of others."""
     factories = [environment.make] * num_envs
 
-    def system(name: str, workers: int | None, make: Callable[[], Any]) -> System:
+    def system(name: str, workers: int | None, make: Callable[[], Any], forks: bool = False) -> System:
         def open_envs() -> Opened:
             envs = make()
-            return Opened(_stepping(envs, environment.action_space), envs.close)
+            choice = str(envs.choice) if workers is None and isinstance(envs, ParallelVectorEnv) else ""
+            return Opened(_stepping(envs, environment.action_space), envs.close, choice)
 
-        return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, workers is None))
+        return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, forks))
 
-    found = other_libraries.vector_peers("fork")
-    peers = [system(name, 0 if in_process else None, partial(make, factories)) for name, in_process, make in found]
+    peers = [
+        system(name, 0 if in_process else None, partial(make, factories), not in_process)
+        for name, in_process, make in other_libraries.vector_peers("fork")
+    ]
     counts = (0, *(workers for _, workers in grid([num_envs], num_workers)))
-    ours = [system("ParallelVectorEnv", n, partial(ParallelVectorEnv, factories, num_workers=n)) for n in counts]
+    ours = [system(DEFAULT, None, partial(ParallelVectorEnv, factories))]
+    ours += [system("ParallelVectorEnv", n, partial(ParallelVectorEnv, factories, num_workers=n)) for n in counts]
     if 0 < (fewer := max(1, max(counts) - 1)) < num_envs:  # The main process takes the place of one worker.
         make_ours = partial(ParallelVectorEnv, factories, num_workers=fewer, caller_steps=True)
         ours.append(system("ParallelVectorEnv, caller steps", fewer, make_ours))

@@ -424,6 +424,7 @@ class Plan:
         spaces: Spaces of a sub-environment that the user gave, or ``None``.
         max_frozen: Maximum number of frozen versions.
         has_drawn_seed: Whether the user gave no seed.
+        chooses_workers: Whether the user gave no number of workers, of step workers or of machines.
     """
 
     job: Job
@@ -439,6 +440,7 @@ class Plan:
     spaces: Spaces | None
     max_frozen: int
     has_drawn_seed: bool
+    chooses_workers: bool
 
     @property
     def credits(self) -> int:
@@ -478,7 +480,7 @@ def make_plan(given: PoolArguments) -> Plan:
     num_envs = factories.count or given.num_envs
     is_one = options.step_workers and given.num_workers is None
     num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
-    part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
+    part = part_of(this_learner(), num_envs, num_workers, given.parallelism, given.mode)
     policies = _apart({name: on_device(policy, "cpu") for name, policy in given.policies.items()})
     in_use = len(part.shares) * _credits(given.mode, prefetch) + 2
     whole_episodes = given.rollout_length == "episode"
@@ -516,6 +518,7 @@ def make_plan(given: PoolArguments) -> Plan:
         spaces=given_spaces(given.spaces, job.factories),
         max_frozen=max_frozen,
         has_drawn_seed=given.seed is None,
+        chooses_workers=given.num_workers is None and given.placement is None and not is_one,
     )
 
 

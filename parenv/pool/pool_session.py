@@ -19,6 +19,7 @@ from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.prefetch_choice import choice_for
+from parenv.pool.second_look import second_look
 from parenv.pool.session_holder import Session
 from parenv.pool.statistics import Counters, DriverTimer, PoolStatistics
 from parenv.supervision.partition import each_worker
@@ -52,6 +53,7 @@ class PoolSession(Session):
         self.observation_space, self.action_space = spaces
         scheduler = self._queue.scheduler if plan.chooses_prefetch else None
         self._choice = choice_for(len(self.workers.shares), scheduler, self._counters)
+        self._second_look = second_look(plan, self.workers, self._counters)
 
     @property
     def prefetch(self) -> int:
@@ -244,6 +246,8 @@ class PoolSession(Session):
         self.observers.tell(Delivered(arrival))
         if arrival is not None and self._choice is not None:
             self._choice.note()
+        if arrival is not None and self._second_look is not None and self._second_look.note():
+            self._second_look = None
         return arrival
 
 

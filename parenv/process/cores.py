@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from parenv.errors import ConfigurationError
-from parenv.options import Parallelism
+from parenv.options import Mode, Parallelism
 
 
 def usable_cores() -> int:
@@ -18,21 +18,29 @@ def usable_cores() -> int:
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _container_limit())))
 
 
-def recommended_num_workers(parallelism: Parallelism = "experience", cores: int | None = None) -> int:
+def recommended_num_workers(
+    parallelism: Parallelism = "experience", cores: int | None = None, mode: Mode = "async"
+) -> int:
     """Return a number of workers for this machine.
 
-    Experience parallelism leaves a third of the cores, and at least one, to the learner. Gradient parallelism uses all
+    Experience parallelism leaves a third of the cores to the learner. In async mode this is at least one core. In sync
+    mode the learner waits while the workers collect, so two workers share two cores. Gradient parallelism uses all
     cores, because the workers compute the gradients.
 
     Args:
         parallelism: ``"experience"`` or ``"gradient"``.
         cores: Number of cores. Default: :func:`usable_cores`.
+        mode: ``"sync"`` or ``"async"``.
 
     >>> recommended_num_workers("experience", cores=6), recommended_num_workers("gradient", cores=6)
     (4, 6)
+    >>> recommended_num_workers(cores=2), recommended_num_workers(cores=2, mode="sync")
+    (1, 2)
     """
     cores = usable_cores() if cores is None else cores
-    return cores if parallelism == "gradient" else max(1, cores - max(1, cores // 3))
+    if parallelism == "gradient":
+        return cores
+    return max(1, cores - max(mode == "async", cores // 3))
 
 
 class Learner(NamedTuple):

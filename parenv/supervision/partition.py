@@ -8,11 +8,13 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from parenv.errors import ConfigurationError
-from parenv.options import Parallelism, Placing, WorkerOptions
+from parenv.options import Mode, Parallelism, Placing, WorkerOptions
 from parenv.process.cores import Learner, recommended_num_workers
 
 
-def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelism = "experience") -> tuple[int, ...]:
+def split(
+    num_envs: int | None, num_workers: int | None, parallelism: Parallelism = "experience", mode: Mode = "async"
+) -> tuple[int, ...]:
     """Return the number of sub-environments of each worker, as even as possible.
 
     Raises:
@@ -22,7 +24,7 @@ def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelis
     ((3, 2, 2), (1, 1), (5,))
     """
     if num_workers is None:
-        num_workers = min(recommended_num_workers(parallelism), num_envs or 1 << 30)
+        num_workers = min(recommended_num_workers(parallelism, mode=mode), num_envs or 1 << 30)
     num_workers = max(1, num_workers)
     num_envs = num_workers if num_envs is None else num_envs
     if num_envs < num_workers:
@@ -47,7 +49,9 @@ class Part(NamedTuple):
     first_env_id: int
 
 
-def part_of(learner: Learner, num_envs: int | None, num_workers: int | None, parallelism: Parallelism) -> Part:
+def part_of(
+    learner: Learner, num_envs: int | None, num_workers: int | None, parallelism: Parallelism, mode: Mode = "async"
+) -> Part:
     """Return the part of a learner. All parts together have the workers of a single pool.
 
     Raises:
@@ -64,10 +68,10 @@ def part_of(learner: Learner, num_envs: int | None, num_workers: int | None, par
         )
     if num_workers is None and world > 1:
         machines = world // local
-        num_workers = min(max(world, recommended_num_workers(parallelism) * machines), num_envs or 1 << 30)
+        num_workers = min(max(world, recommended_num_workers(parallelism, mode=mode) * machines), num_envs or 1 << 30)
     if num_workers == 0:
         num_workers = world
-    shares = split(num_envs, num_workers, parallelism)
+    shares = split(num_envs, num_workers, parallelism, mode)
     first, stop = len(shares) * rank // world, len(shares) * (rank + 1) // world
     return Part(shares[first:stop], first, sum(shares[:first]))
 

@@ -85,6 +85,7 @@ def test_every_system_is_measured_and_json_and_plot_are_written(
     assert {(one.system, one.num_workers) for one in report.throughput if one.num_envs == 4} == {
         ("SyncVectorEnv", 0),
         ("AsyncVectorEnv", None),
+        ("ParallelVectorEnv, default", None),
         *(("ParallelVectorEnv", workers) for workers in (0, 1, 2)),
         ("ParallelVectorEnv, caller steps", 1),
         *((name, 0 if in_process else None) for name, in_process, _ in vector_peers(None)),
@@ -96,6 +97,8 @@ def test_every_system_is_measured_and_json_and_plot_are_written(
     assert printed.err == ""
     assert "round 2 of 2" in printed.out
     assert "AsyncWorkerPool, async, 2 workers" in printed.out
+    (chosen,) = {one.choice for one in report.throughput if one.num_envs == 4 and one.choice}
+    assert f"ParallelVectorEnv, default, 4 envs: {chosen}" in printed.out
 
 
 @pytest.mark.more
