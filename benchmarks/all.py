@@ -27,6 +27,7 @@ NAMES = (
     "startup",
     "vector_env",
     "choice",
+    "pinning",
     "waiting",
     "evaluation",
     "by_hand",

@@ -22,7 +22,7 @@ from parenv import ParallelVectorEnv
 from parenv.process.cores import numa_nodes
 
 CASES = [("cartpole", 64), ("halfcheetah", 16)]
-WORKERS, REPEATS = 2, 7
+WORKERS, REPEATS = 2, 21
 ALL_CORES = "all cores"
 
 
@@ -50,7 +50,9 @@ def ratios(name: str, num_envs: int) -> dict[str, Any]:
                 os.sched_setaffinity(pid, own)
             return step_rate(envs, actions)
 
-        found = interleaved({rule: lambda cores=cores: rate(cores) for rule, cores in sets().items()}, REPEATS)
+        found = interleaved(
+            {rule: lambda cores=cores: rate(cores) for rule, cores in sets().items()}, REPEATS, alternating=True
+        )
     return {
         rule: {
             "env steps/s": statistics.median(values),

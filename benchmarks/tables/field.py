@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from on_paper import about
-from sections import Section, markdown, measured, read, span
+from sections import Section, markdown, measured, read, span, table
 
 LIBRARIES = {
     "parenv": ("parenv",),
@@ -20,7 +20,6 @@ LIBRARIES = {
     "torch and multiprocessing": ("torch.distributed", "multiprocessing", "torch.multiprocessing"),
 }
 LIMIT = "limit"
-OWN_ENVIRONMENTS = "EnvPool, own C++ environments"
 NOT_THE_SAME = ("EnvPool", "TorchRL, one copy for all")
 """Systems that do less than the others: own environments, or shared weights that workers do not acknowledge."""
 
@@ -57,10 +56,6 @@ class Comparison(NamedTuple):
     columns: list[Column]
     note: str
     caption: str = ""
-
-    def of_libraries(self) -> Section:
-        """Return the section with a row for each library."""
-        return Section(self.heading, self.source, "\n".join([self.note, "", *by_library(self.columns)]))
 
     def of_systems(self) -> Section:
         """Return the section with a row for each system, and the plot."""
@@ -179,15 +174,27 @@ def to_475() -> Comparison:
     )
 
 
-def by_library(columns: list[Column]) -> list[str]:
-    """Return the lines of a table with the best variant of each library. The best value and ties are bold."""
-    best = [_best(column) for column in columns]
-    rows = [
-        [library, *(_cell(column, found, library) for column, found in zip(columns, best, strict=True))]
-        for library in (OWN_ENVIRONMENTS, *LIBRARIES)
-        if any(library in found for found in best)
+def by_question() -> str:
+    """Return a table with a row for each question, and the best variant of each library. The best one is bold."""
+    rows = []
+    for title, column in questions():
+        best = dict(_ranked(column))
+        rows.append([title, *(_cell(column, best, library) for library in LIBRARIES)])
+    return table(["", *LIBRARIES], rows)
+
+
+def questions() -> list[tuple[str, Column]]:
+    """Return the column of each question that is shown in one line."""
+    stepped, rolled, slept, started, sent, added, learned = comparisons()
+    return [
+        ("64 CartPoles, share of two independent processes", stepped.columns[1]),
+        ("rollouts of 64 CartPoles with an MLP, share of two independent processes", rolled.columns[0]),
+        ("64 environments that sleep 2 ms, share of 64 independent processes", slept.columns[0]),
+        ("8 workers start in", started.columns[0]),
+        ("40 MB of weights reach 4 workers in", sent.columns[-1]),
+        ("2 gradients of 40 MB are averaged in", added.columns[-1]),
+        ("PPO reaches 475 on CartPole in", learned.columns[0]),
     ]
-    return markdown(["", *(column.title for column in columns)], rows)
 
 
 def best_of_each(values: Mapping[str, float], most_is_best: bool = True) -> dict[str, float]:
@@ -232,12 +239,6 @@ def _first_two(column: Column) -> tuple[str, str, str, str]:
 
 def _values(found: Mapping[str, Any], key: str) -> dict[str, float | str]:
     return {name: one.get("failed") or one[key] for name, one in found.items() if name != LIMIT}
-
-
-def _best(column: Column) -> dict[str, float]:
-    values = {name: value for name, value in column.values.items() if not isinstance(value, str)}
-    own = [value for name, value in values.items() if name.startswith("EnvPool")]
-    return best_of_each(values, column.most_is_best) | ({OWN_ENVIRONMENTS: max(own)} if own else {})
 
 
 def _counts(name: str, prefixes: tuple[str, ...]) -> bool:

@@ -1,6 +1,6 @@
-"""Plot of the README: throughput with 1 to 15 workers, and throughput on two cores, beside other vector envs.
+"""Plot of the README: throughput with 1 to 15 workers, and speed without options on two cores, free and busy.
 
-The values are the results of ``peers/cores.py`` and ``peers/stepping.py``.
+The values are the results of ``peers/cores.py`` and ``choice.py``.
 
 python benchmarks/tables/overview.py
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sections import RESULTS, read
+from speeds import BUSY, CASES, FREE, REFERENCE, ratios
 
 OURS, THEIRS, EDGE = "#1f6fb4", "#7d848c", "#8a9099"
 WORKERS = (1, 2, 4, 8, 15)
@@ -19,26 +20,14 @@ LINES = {
     "Gymnasium AsyncVectorEnv": ("AsyncVectorEnv", {"color": THEIRS}),
     "SB3 SubprocVecEnv": ("SubprocVecEnv", {"color": THEIRS, "linestyle": "--"}),
 }
-BARS = {
-    "EnvPool, own C++ envs, step": "EnvPool (C++ environments)",
-    "parenv, caller and one worker": "parenv (caller, 1 worker)",
-    "parenv, step": "parenv (2 workers)",
-    "Gymnasium SyncVectorEnv": "SyncVectorEnv (1 process)",
-    "Gymnasium AsyncVectorEnv": "AsyncVectorEnv",
-    "SB3 SubprocVecEnv": "SubprocVecEnv",
-}
+BARS = {"parenv": OURS, "AsyncVectorEnv": "#aab0b6", "SubprocVecEnv": "#d3d6da"}
+PANELS = {FREE: "Speed on 2 free cores", BUSY: "Speed beside a busy loop per core"}
 
 
 def growth() -> dict[str, list[float]]:
     """Return env steps per second with 120 HalfCheetahs, by system, for each number of workers."""
     found = read("peers_cores")
     return {name: [found[f"halfcheetah-{workers}"][name]["median"] for workers in WORKERS] for name in LINES}
-
-
-def stepping() -> dict[str, float]:
-    """Return env steps per second with 64 CartPoles on two cores, by system."""
-    found = read("peers_stepping")["cartpole-64"]
-    return {label: found[name]["median"] for name, label in BARS.items()}
 
 
 def draw() -> None:
@@ -49,9 +38,11 @@ def draw() -> None:
     from matplotlib import pyplot as plt
 
     # Two panels beside each other cannot be read on a phone.
-    figure, (above, below) = plt.subplots(2, 1, figsize=(7.2, 7.0), layout="constrained", height_ratios=(3, 2))
+    figure, (above, *below) = plt.subplots(3, 1, figsize=(7.2, 9.6), layout="constrained", height_ratios=(3, 3, 3))
     _lines(above, growth())
-    _bars(below, stepping())
+    for axis, (condition, title) in zip(below, PANELS.items(), strict=True):
+        _bars(axis, ratios(condition), f"{title}, without options: multiple of {REFERENCE}")
+    below[0].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(RESULTS / "overview.png", dpi=130, facecolor="white")
 
 
@@ -75,20 +66,20 @@ def _lines(axis: Any, rates: dict[str, list[float]]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _bars(axis: Any, rates: dict[str, float]) -> None:
-    for row, (name, rate) in enumerate(rates.items()):
-        style = {"color": OURS if name.startswith("parenv") else THEIRS}
-        if name.startswith("EnvPool"):
-            style = {"color": "#e6e8eb", "hatch": "////", "edgecolor": EDGE, "linewidth": 0}
-        axis.barh(row, rate, 0.72, **style)
-        axis.text(rate + 0.015 * max(rates.values()), row, f"{rate / 1000:,.0f}k", va="center", fontsize=10)
-    axis.set_yticks(range(len(rates)), list(rates), fontsize=10)
-    for label in axis.get_yticklabels():
-        label.set(**({"color": OURS, "fontweight": "bold"} if label.get_text().startswith("parenv") else {}))
-    axis.set_title("Step 64 CartPoles on 2 cores: env steps/s", fontsize=11)
-    axis.set(xlim=(0, 1.12 * max(rates.values())), ylim=(len(rates) - 0.4, -0.6))
-    axis.set_xticks([])
-    axis.spines[["top", "right", "bottom"]].set_visible(False)
+def _bars(axis: Any, found: dict[str, dict[str, float]], title: str) -> None:
+    for place, (system, colour) in enumerate(BARS.items()):
+        for number, case in enumerate(CASES):
+            ratio, left = found[case][system], number + 0.27 * (place - 1)
+            axis.bar(left, ratio, 0.26, color=colour, label=system if number == 0 else None)
+            text = f"{ratio:.1f}" if ratio >= 0.95 else f"{ratio:.2f}".removeprefix("0")
+            axis.text(left, ratio * 1.06, text, ha="center", fontsize=8, color=OURS if system == "parenv" else THEIRS)
+    axis.axhline(1.0, color=EDGE, linestyle=":", linewidth=1)
+    axis.set_yscale("log")
+    axis.set(ylim=(0.04, 30), xticks=range(len(CASES)), yticks=[0.1, 1, 10], yticklabels=["0.1", "1", "10"])
+    axis.minorticks_off()
+    axis.set_xticklabels([title.replace(" that", "\nthat") for title in CASES.values()], fontsize=8.5)
+    axis.set_title(title, fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,53 @@ STEPPING_CASES = ("cartpole-8", "cartpole-64", "cartpole-256", "lunarlander-16",
 def sections() -> list[Section]:
     """Return all sections."""
     return [
-        stepping(), many_environments(), rollouts(), driver(), startup(), publishing(), interpreters(), evaluation(),
-        native(), learning(), accelerated_collecting(), accelerated_learning(), accelerated_returns(),
-        gradient_workers(), reduction(), gradient_learning(), learners(), faults(), random_faults(),
-        many_workers(), many_rows(), tracing(),
+        choice(), pinning(), stepping(), many_environments(), rollouts(), driver(), startup(), publishing(),
+        interpreters(), evaluation(), native(), learning(), accelerated_collecting(), accelerated_learning(),
+        accelerated_returns(), gradient_workers(), reduction(), gradient_learning(), learners(), faults(),
+        random_faults(), many_workers(), many_rows(), tracing(),
     ]  # fmt: skip
+
+
+def choice() -> Section:
+    """Return what the default chooses, and its speed beside that of the other settings."""
+    found = read("choice")
+    names = {"parenv": "default", "SyncVectorEnv": "SyncVectorEnv", "AsyncVectorEnv": "AsyncVectorEnv"}
+    rows = [
+        [
+            f"{case}, {condition}",
+            one["chosen"].partition(", because")[0],
+            f"{max(one['starts'].values())} of {sum(one['starts'].values())}",
+            f"{one['share of the best setting']:.2f}",
+            *(f"{one['ratio to SyncVectorEnv'][name]:.2f}" for name in names),
+        ]
+        for condition, cases in found.items()
+        for case, one in cases.items()
+    ]
+    shares = [one["share of the best setting"] for cases in found.values() for one in cases.values()]
+    return Section(
+        f"Without options, `ParallelVectorEnv` reaches {span(shares)} of its best setting",
+        "choice",
+        "The last three columns are multiples of `SyncVectorEnv`. The third one counts the starts with the most\n"
+        "frequent choice.\n\n" + table(["", "chosen", "starts", "share of the best setting", *names.values()], rows),
+    )
+
+
+def pinning() -> Section:
+    """Return the speed of workers with one core each, or with the cores of a NUMA node."""
+    found = read("pinning")
+    rules = ("one core each", "the cores of one NUMA node")
+    rows = [
+        [f"{case}, {condition}", *(f"{one[rule]['ratio to all cores']:.2f}" for rule in rules)]
+        for condition, cases in found.items()
+        for case, one in cases.items()
+    ]
+    ratios = [one[rules[0]]["ratio to all cores"] for cases in found.values() for one in cases.values()]
+    return Section(
+        f"Two workers with one core each are {span(ratios)} times as fast as workers that may use all cores",
+        "pinning",
+        "The machine has one NUMA node, so the last column compares equal settings and shows the noise.\n\n"
+        + table(["", *rules], rows),
+    )
 
 
 def stepping() -> Section:
@@ -50,7 +92,6 @@ def stepping() -> Section:
         + table(["", *heads], rows)
         + "\n\n![Share of the upper bound that vector envs reach](results/vector_env.png)\n"
         f"*Share of the upper bound that vector envs reach. {measured('vector_env')}*",
-        in_guide=False,
     )
 
 
@@ -89,6 +130,13 @@ def rollouts() -> Section:
         "The upper bound is the same environments and forward passes in as many independent processes.\n\n"
         + table(["", "async", "sync"], rows),
     )
+
+
+def driver_ms() -> str:
+    """Return the processor time of the main process for a rollout, from the shortest to the longest."""
+    found = read("driver")
+    names = "driver_us_per_rollout_back_to_back", "driver_us_per_rollout"
+    return span([found[name] / 1000 for name in names]) + " ms"
 
 
 def driver() -> Section:
@@ -131,7 +179,6 @@ def publishing() -> Section:
         f"4 workers have new weights of 40 MB after {found['40 MB']:.2g} ms",
         "publish",
         table(["weights", "time until 4 workers have loaded them"], rows),
-        in_guide=False,
     )
 
 
@@ -148,7 +195,6 @@ def interpreters() -> Section:
             ["", "time per step, relative to an ordinary worker"],
             [[case, f"{ratio:.2f}"] for case, ratio in ratios.items()],
         ),
-        in_guide=False,
     )
 
 
@@ -165,7 +211,6 @@ def evaluation() -> Section:
             ["static batches of", "time, relative to `parenv.evaluate`"],
             [[f"`{kind}`", f"{time:.1f}"] for kind, time in zip(kinds, times, strict=True)],
         ),
-        in_guide=False,
     )
 
 
@@ -213,7 +258,6 @@ def gradient_learning() -> Section:
         + table(["", "env steps", "time"], [_goal(one, name) for name, one in found.items()])
         + "\n\n![A2C and A3C: return over env steps, and policy lag](results/gradient_curves.png)\n"
         + f"*Median and range of the seeds, and policy lag. {measured('gradient_curves')}*",
-        in_guide=False,
     )
 
 
@@ -307,7 +351,6 @@ def reduction() -> Section:
         f"The main process adds up 2 gradients of 40 MB in {ours:.1f} ms, gloo in {gloo:.0f} ms",
         "gradients",
         table(["", "time"], rows),
-        in_guide=False,
     )
 
 
@@ -327,7 +370,6 @@ def learners() -> Section:
         + "\n\n![DQN with one learner and with two](results/learners.png)\n"
         "*Time, loss and balanced steps of DQN on CartPole with one learner and with two, a line for each seed. "
         f"{measured('learners')}*",
-        in_guide=False,
     )
 
 

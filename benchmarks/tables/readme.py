@@ -1,4 +1,4 @@
-"""Generated parts of the README: its lines of benchmarks, the caption of its plot, and the threshold.
+"""Generated parts of the README: its table of speeds, its lines of benchmarks, and the caption of its plot.
 
 They are between ``<!-- name -->`` and ``<!-- end of name -->``.
 
@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from on_paper import about
 from sections import content, read
-from sentences import crossing_us, step_us
+from speeds import speeds
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -22,8 +21,8 @@ ONE_PROCESS = "one process"
 
 AGAIN = "**A worker killed by SIGKILL was replaced and stepped again after {:.2f} s** (median, `faults.py`)."
 CAPTION = (
-    "*Stepping with random actions. Above: {many}, `python benchmarks/peers/cores.py`. Below: {two}, "
-    "`python benchmarks/peers/stepping.py`.*"
+    "*Stepping with random actions. Above: {many}, `num_workers` given, `python benchmarks/peers/cores.py`. Below: "
+    "{two}, without options, `python benchmarks/choice.py`.*"
 )
 
 
@@ -31,8 +30,7 @@ def filled(text: str) -> str:
     """Return the README with new generated parts."""
     parts = {
         "benchmarks": benchmarks(),
-        "caption": CAPTION.format(many=machine("peers_cores"), two=machine("peers_stepping")),
-        "threshold": f"about {about(threshold_us())} µs",
+        "caption": CAPTION.format(many=machine("peers_cores"), two=machine("choice")),
     }
     for name, part in parts.items():
         marked = f"<!-- {name} -->{part}<!-- end of {name} -->"
@@ -45,27 +43,11 @@ def filled(text: str) -> str:
 
 
 def benchmarks() -> str:
-    """Return a line for each benchmark, and the time to replace a worker."""
-    many, stepping = _stepping(read("peers_cores")["halfcheetah-15"]), read("peers_stepping")
+    """Return the table of speeds, a line for each other benchmark, and the time to replace a worker."""
     again = AGAIN.format(read("faults")["until another one steps, s"]["median"])
     lines = [
         _line(
-            "15 workers step 120 HalfCheetahs {} times as fast as `AsyncVectorEnv`.",
-            "AsyncVectorEnv",
-            "peers_cores",
-            many,
-        ),
-        *(
-            _line(
-                f"Two workers step {n} CartPoles at {{}} times the speed of one process.",
-                ONE_PROCESS,
-                "peers_stepping",
-                _stepping(stepping[f"cartpole-{n}"]),
-            )
-            for n in (64, 8)
-        ),
-        _line(
-            "Two workers collect rollouts of 64 CartPoles at {} times the speed of one process.",
+            "A pool in sync mode collects rollouts of 64 CartPoles at {} times the speed of one process.",
             ONE_PROCESS,
             "peers_rollouts",
             _collecting(),
@@ -77,14 +59,14 @@ def benchmarks() -> str:
             _accelerated(),
         ),
     ]
-    return "\n" + "\n".join([*lines, f"* {again}"]) + "\n"
+    return "\n".join(["", speeds(), "", *lines, f"* {again}", ""])
 
 
 def _collecting() -> dict[str, float | None]:
     """Return the rates of rollouts with a policy."""
     found = read("peers_rollouts")
     return {
-        "parenv": _best(found, "parenv"),
+        "parenv": _best(found, "parenv, sync"),
         "AsyncVectorEnv": _best(found, "CleanRL's loop, AsyncVectorEnv"),
         "SubprocVecEnv": _best(found, "SB3 PPO, SubprocVecEnv"),
         ONE_PROCESS: _best(found, "CleanRL's loop, SyncVectorEnv"),
@@ -101,29 +83,9 @@ def _accelerated() -> dict[str, float | None]:
     }
 
 
-def threshold_us() -> float:
-    """Return the time of a batched step in one process from which two workers are faster."""
-    found = read("vector_env")
-    few, many = (step_us(found[case], n) for case, n in (("cartpole-8", 8), ("cartpole-64", 64)))
-    return crossing_us(few, many)
-
-
 def machine(name: str) -> str:
     """Return hardware, versions and date of the results in ``results/NAME.json``."""
     return "{cpu}, {cores} cores, Python {python}, Gymnasium {gymnasium}, {date}".format(**content(name)["machine"])
-
-
-def _stepping(case: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the rates of ``step()``, with workers in parenv."""
-    systems = {
-        "parenv": "parenv, step",
-        "parenv with `caller_steps=True` and one worker": "parenv, caller and one worker",
-        "AsyncVectorEnv": "Gymnasium AsyncVectorEnv",
-        "SubprocVecEnv": "SB3 SubprocVecEnv",
-        ONE_PROCESS: "Gymnasium SyncVectorEnv",
-        "EnvPool (C++)": "EnvPool, own C++ envs, step",
-    }
-    return {title: _best(case, name) for title, name in systems.items()}
 
 
 def _best(case: Mapping[str, Any], beginning: str) -> float | None:

@@ -17,13 +17,11 @@ class Section(NamedTuple):
         heading: Answer to the question.
         source: Name of the file of results.
         text: Table and its explanation.
-        in_guide: Whether the guide has the section too.
     """
 
     heading: str
     source: str
     text: str
-    in_guide: bool = True
 
 
 def content(name: str) -> Any:

@@ -17,24 +17,12 @@ import growth
 import on_paper
 import one_machine
 import own
-import sentences
+import speeds
 from sections import content, read, written
 
 HERE = Path(__file__).parents[1]
 GUIDE = HERE.parent / "docs" / "explanation" / "when-parallelism-helps.md"
 RESULTS, SCALING = HERE / "RESULTS.md", HERE / "scaling.md"
-TABLES = """
-Values are medians. All systems ran in turn, each in its own process. Each row of a table is the best variant of a
-library. The best value and ties are bold. `make bench` repeats the measurements, with the other libraries in their own
-virtual environments. [All measurements](../measurements.md) has every variant, the plots, and the systems that could
-not be measured.
-
-{compared}
-
-## parenv alone
-
-{own}
-"""
 RESULTS_FILE = """# Results
 
 Values are medians. Each section names its machine and its command. `python benchmarks/tables/table.py` writes this page
@@ -43,6 +31,23 @@ from the files in `results/`, and `make bench` repeats all measurements.
 ## Compared with other libraries
 
 {compared}
+
+## 1 to 15 workers
+
+The machine has 16 cores and steps 120 environments. All systems may use as many cores as workers, and one more for the
+main process. The upper bound has one independent process per worker. A step of all sub-environments waits for the
+slowest worker. Rollouts need the main process only once per rollout, so they scale further.
+
+{cores}
+
+![Stepping and rollouts by the number of workers](results/peers_cores.png)
+
+## A GPU
+
+{gpu}
+
+A learner on the GPU is worth it in all cases. Workers on the GPU share it, and are worth it if a forward pass on the
+CPU takes longer than the transfer to the GPU and back.
 
 ## parenv alone
 
@@ -56,14 +61,10 @@ from the files in `results/`, and `make bench` repeats all measurements.
 
 def blocks() -> dict[str, str]:
     """Return the generated parts of the guide with their markers, by name."""
-    vector_env, cores = content("vector_env"), read("peers_cores")
     parts = {
-        "when it pays": sentences.when_it_pays(vector_env),
-        "shared machine": sentences.shared_machine(vector_env),
-        "results": tables(),
-        "a GPU": f"\n{devices.gpu(read('gpu'))}\n",
-        "rollouts on a GPU": f"\n{devices.on_gpu(read('batches_gpu'))}\n",
-        **{f"cores, {case}": f"\n{devices.cores(cores, case)}\n" for case in devices.CASES},
+        "speeds": f"\n{speeds.speeds()}\n",
+        "questions": f"\n{field.by_question()}\n",
+        "driver": own.driver_ms(),
     }
     return {name: f"<!-- {name} -->{text}<!-- end of {name} -->" for name, text in parts.items()}
 
@@ -74,18 +75,12 @@ def filled(guide: str) -> str:
     return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], guide, flags=re.DOTALL)
 
 
-def tables() -> str:
-    """Return the sections of the guide."""
-    return TABLES.format(
-        compared=written(one.of_libraries() for one in field.comparisons()),
-        own=written(section for section in own.sections() if section.in_guide),
-    )
-
-
 def everything() -> str:
     """Return ``RESULTS.md``."""
     return RESULTS_FILE.format(
         compared=written(one.of_systems() for one in field.comparisons()),
+        cores="\n\n".join(devices.cores(read("peers_cores"), case) for case in devices.CASES),
+        gpu=f"{devices.gpu(read('gpu'))}\n\n{devices.on_gpu(read('batches_gpu'))}",
         own=written(own.sections()),
         growth=growth.text(read("scaling")),
     )

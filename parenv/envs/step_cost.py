@@ -56,16 +56,6 @@ def measured_step(env: Any) -> StepCost | None:
     return None if thrown is None else cost_of(thrown)
 
 
-def step_here(env: Any) -> StepCost | None:
-    """Measure env steps with random actions in this process, for which an environment was made that nothing else uses.
-
-    The step must end: nothing interrupts it.
-    """
-    numbers = bytearray()
-    _step(env, numbers.extend)
-    return cost_of(Thrown(bytes(numbers), 0.0, None))
-
-
 def _step(env: Any, report: Report) -> None:
     """Step a copy of an environment, and report numbers after the reset and after each step.
 

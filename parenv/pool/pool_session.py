@@ -18,8 +18,7 @@ from parenv.pool.events import Asked, Delivered, Observer, Observers, Published,
 from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
-from parenv.pool.prefetch_choice import choice_for
-from parenv.pool.second_look import second_look
+from parenv.pool.second_look import looks
 from parenv.pool.session_holder import Session
 from parenv.pool.statistics import Counters, DriverTimer, PoolStatistics
 from parenv.supervision.partition import each_worker
@@ -51,9 +50,7 @@ class PoolSession(Session):
         self.closing, self._arena, self.versions, self._supervisor, self._queue, spaces = parts
         self.evaluator = Evaluator(self._supervisor, self.versions, totals, self.observers.tell)
         self.observation_space, self.action_space = spaces
-        scheduler = self._queue.scheduler if plan.chooses_prefetch else None
-        self._choice = choice_for(len(self.workers.shares), scheduler, self._counters)
-        self._second_look = second_look(plan, self.workers, self._counters)
+        self._looks = looks(plan, self.workers, self._queue.scheduler, self._counters)
 
     @property
     def prefetch(self) -> int:
@@ -244,10 +241,8 @@ class PoolSession(Session):
         with self._timer.during("waiting"):
             arrival = None if self.plan.recorder.is_over else self._queue.next(deadline)
         self.observers.tell(Delivered(arrival))
-        if arrival is not None and self._choice is not None:
-            self._choice.note()
-        if arrival is not None and self._second_look is not None and self._second_look.note():
-            self._second_look = None
+        if arrival is not None and self._looks:
+            self._looks = [look for look in self._looks if not look.note()]
         return arrival
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from parenv.pool.dispatch import Dispatch, Scheduler
+from parenv.pool.dispatch import Dispatch
 
 if TYPE_CHECKING:
     from parenv.pool.statistics import Counters
@@ -77,21 +77,18 @@ class PrefetchChoice:
         self._rollouts = 0
         self._before: Times | None = None
 
-    def note(self) -> None:
-        """Note that a rollout was yielded."""
+    def note(self) -> bool:
+        """Note that a rollout was yielded. Return whether the number is chosen."""
         self._rollouts += 1
         if self._rollouts == SKIPPED * self._num_workers:
             self._before = self._times()
         elif self._before is not None and self._rollouts == (SKIPPED + MEASURED) * self._num_workers:
             self._scheduler.run_ahead(best_prefetch(self._num_workers, self._before, self._times()))
+            return True
+        return False
 
     def _times(self) -> Times:
         found = self._counters.statistics()
         busy = found.environment_seconds + found.acting_seconds + found.learning_seconds + found.committing_seconds
         waited = found.driver_seconds.get("waiting", 0.0)
         return Times(found.waiting_seconds, busy, waited, sum(found.driver_seconds.values()) - waited)
-
-
-def choice_for(num_workers: int, scheduler: Scheduler | None, counters: Counters) -> PrefetchChoice | None:
-    """Return the choice for a pool, or ``None`` if its workers do not run ahead or the user has given the number."""
-    return PrefetchChoice(num_workers, scheduler, counters) if isinstance(scheduler, Dispatch) else None

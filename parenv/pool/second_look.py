@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
+from parenv.pool.dispatch import Dispatch, Scheduler
 from parenv.pool.pool_plan import Plan
-from parenv.pool.statistics import Counters, PoolStatistics
+from parenv.pool.prefetch_choice import PrefetchChoice
+from parenv.pool.statistics import Counters
 from parenv.process.cores import usable_cores
 from parenv.process.processor_time import processor_time
 from parenv.supervision.warning import Warner
@@ -14,34 +17,49 @@ from parenv.vector.choice import MOST_WAITING_WORKERS
 from parenv.vector.second_look import LEAST_GAIN
 
 LOOK_S = 3.0
-"""Seconds of rollouts before the look."""
+"""Length of the look in seconds."""
 LEAST_ROLLOUTS = 2
-"""Minimum number of rollouts of each worker before the look."""
+"""Minimum number of rollouts of each worker in the look."""
 
 
-def gain_of_more_workers(statistics: PoolStatistics, queued_s: float, num_workers: int, most: int) -> float:
+class Times(NamedTuple):
+    """Seconds so far.
+
+    Args:
+        busy: Seconds that workers collected, summed over them.
+        computed: Processor seconds of this.
+        queued: Seconds for which workers waited for a core, summed over them.
+        loop: Seconds of the main process.
+        idle: Seconds of the main process in which it waited for rollouts.
+    """
+
+    busy: float
+    computed: float
+    queued: float
+    loop: float
+    idle: float
+
+
+def gain_of_more_workers(before: Times, after: Times, num_workers: int, most: int) -> float:
     """Return how many times as fast the loop would be with more workers, because steps wait.
 
     More workers share the time in which steps wait for something else than a core. All other times stay the same.
 
     Args:
-        statistics: Statistics of the pool.
-        queued_s: Seconds for which workers waited for a core, summed over them.
+        before: Times at the begin of the look.
+        after: Times at its end.
         num_workers: Number of workers.
         most: Number of workers with which to compare.
 
-    >>> waiting = PoolStatistics(environment_seconds=9.0, acting_seconds=1.0, processor_seconds=1.0,
-    ...                          driver_seconds={"waiting": 10.0, "learning": 0.0})
-    >>> round(gain_of_more_workers(waiting, queued_s=0.0, num_workers=1, most=9), 1)
+    >>> nothing, waiting = Times(0.0, 0.0, 0.0, 0.0, 0.0), Times(10.0, 1.0, 0.0, loop=10.0, idle=10.0)
+    >>> round(gain_of_more_workers(nothing, waiting, num_workers=1, most=9), 1)
     5.0
     """
-    busy_s = statistics.environment_seconds + statistics.acting_seconds
-    busy_s += statistics.learning_seconds + statistics.committing_seconds
-    total_s, idle_s = sum(statistics.driver_seconds.values()), statistics.driver_seconds.get("waiting", 0.0)
-    if not busy_s or not total_s:
+    busy, computed, queued, loop, idle = (new - old for new, old in zip(after, before, strict=True))
+    if busy <= 0.0 or loop <= 0.0:
         return 1.0
-    waits = max(0.0, busy_s - statistics.processor_seconds - queued_s) / busy_s
-    return total_s / (total_s - idle_s * waits * (1.0 - num_workers / most))
+    waits = max(0.0, busy - computed - queued) / busy
+    return loop / (loop - idle * waits * (1.0 - num_workers / most))
 
 
 class PoolSecondLook:
@@ -56,28 +74,51 @@ class PoolSecondLook:
     def __init__(self, workers: Workers, most: int, counters: Counters) -> None:
         self._workers, self._most, self._counters = workers, most, counters
         self._rollouts, self._begin_s = 0, 0.0
+        self._before: Times | None = None
 
     def note(self) -> bool:
         """Note that a rollout was yielded. Return whether the look is over."""
         self._rollouts += 1
         now, num_workers = time.perf_counter(), len(self._workers.shares)
-        if self._rollouts == 1:
-            self._begin_s = now
-        if now - self._begin_s < LOOK_S or self._rollouts < LEAST_ROLLOUTS * num_workers:
+        if self._rollouts == num_workers:  # The first rollouts find cold caches.
+            self._begin_s, self._before = now, self._times()
+        if now - self._begin_s < LOOK_S or self._rollouts < (1 + LEAST_ROLLOUTS) * num_workers:
             return False
-        times = [processor_time(self._workers.pid(worker)) for worker in range(num_workers)]
-        queued_s = sum(one.queued_s for one in times if one is not None)
-        gain = gain_of_more_workers(self._counters.statistics(), queued_s, num_workers, self._most)
-        if None not in times and gain >= LEAST_GAIN:
+        after = self._times()
+        if self._before is None or after is None:
+            return True
+        gain = gain_of_more_workers(self._before, after, num_workers, self._most)
+        if gain >= LEAST_GAIN:
             Warner()(
                 f"the loop would be about {gain:.1f} times as fast with num_workers={self._most}, because the steps of "
                 f"the environments wait. Pass this argument, or num_workers={num_workers} to keep the setting."
             )
         return True
 
+    def _times(self) -> Times | None:
+        """Return the times so far, or ``None`` if the system does not count them."""
+        found = self._counters.statistics()
+        times = [processor_time(self._workers.pid(worker)) for worker in range(len(self._workers.shares))]
+        queued = [one.queued_s for one in times if one is not None]
+        if len(queued) < len(times):
+            return None
+        busy = found.environment_seconds + found.acting_seconds + found.learning_seconds + found.committing_seconds
+        loop, idle = sum(found.driver_seconds.values()), found.driver_seconds.get("waiting", 0.0)
+        return Times(busy, found.processor_seconds, sum(queued), loop, idle)
 
-def second_look(plan: Plan, workers: Workers, counters: Counters) -> PoolSecondLook | None:
-    """Return a second look for a pool on this machine whose number of workers was not given, otherwise ``None``."""
+
+def looks(
+    plan: Plan, workers: Workers, scheduler: Scheduler, counters: Counters
+) -> list[PrefetchChoice | PoolSecondLook]:
+    """Return what looks at the first rollouts of a pool: to choose ``prefetch="auto"``, and at its number of workers.
+
+    A number of workers that the user has given is not looked at, and neither are workers of other machines.
+    """
     num_envs, num_workers = sum(plan.job.shares), len(plan.job.shares)
+    found: list[PrefetchChoice | PoolSecondLook] = []
+    if plan.chooses_prefetch and isinstance(scheduler, Dispatch):
+        found.append(PrefetchChoice(num_workers, scheduler, counters))
     most = min(num_envs, max(usable_cores(), MOST_WAITING_WORKERS))
-    return PoolSecondLook(workers, most, counters) if plan.chooses_workers and most > num_workers else None
+    if plan.chooses_workers and most > num_workers:
+        found.append(PoolSecondLook(workers, most, counters))
+    return found

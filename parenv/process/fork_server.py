@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from parenv.process.lines import Lines
+from parenv.process.processor_time import num_threads
 from parenv.process.script_names import replace_main
 
 WORKER_VARIABLE = "PARENV_WORKER_PID"
@@ -336,9 +337,9 @@ def _import_all(modules: list[str]) -> str | None:
     threads = {}
     try:
         for module in modules:
-            before = _threads()
+            before = num_threads()
             importlib.import_module(module)
-            threads[module] = _threads() - before
+            threads[module] = num_threads() - before
     except Exception:
         return traceback.format_exc()
     finally:
@@ -354,16 +355,12 @@ def _import_all(modules: list[str]) -> str | None:
     )
 
 
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
-
-
 def _threads_after_a_fork() -> int:
     """Return the number of threads after a fork. Linear algebra libraries end their threads before a fork."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
-    threads = _threads()
+    threads = num_threads()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return threads

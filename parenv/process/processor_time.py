@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ProcessorTime(NamedTuple):
-    """Times of the main thread of a process since its start.
+    """Times of a thread since its start.
 
     Args:
         used_s: Seconds on a core.
@@ -20,9 +20,9 @@ class ProcessorTime(NamedTuple):
 
 
 def processor_time(pid: int | None = None) -> ProcessorTime | None:
-    """Return the times of a process, by default of this one, or ``None`` if the system does not count them."""
+    """Return the times of a process's main thread, by default of this thread, or ``None`` if they are not counted."""
     try:
-        used, queued, _ = Path(f"/proc/{pid or 'self'}/schedstat").read_text().split()
+        used, queued, _ = Path(f"/proc/{pid or 'thread-self'}/schedstat").read_text().split()
     except (OSError, ValueError):
         return None
     return ProcessorTime(int(used) * 1e-9, int(queued) * 1e-9)
@@ -43,6 +43,14 @@ def resident_bytes() -> int:
     except (OSError, ValueError):
         return 0
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
+
+
+def num_threads() -> int:
+    """Return the number of threads of this process, or 0 if the system does not list them."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
 
 
 def running_threads() -> int:

@@ -83,11 +83,3 @@ def _work(work: Callable[[Report], object], writing: int) -> NoReturn:
         work(lambda data: os.write(writing, data))
     finally:
         os._exit(0)
-
-
-def num_threads() -> int:
-    """Return the number of threads of this process, or 0 if the system does not list them."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 0

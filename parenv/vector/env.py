@@ -14,6 +14,7 @@ from parenv.options import Placing, WorkerOptions
 from parenv.supervision.one_thread import OneThread
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.backend import VectorStatistics
+from parenv.vector.beginning import begin
 from parenv.vector.choice import CallerSteps
 from parenv.vector.second_look import second_look
 from parenv.vector.vector_plan import (
@@ -25,7 +26,6 @@ from parenv.vector.vector_plan import (
     make_vector_plan,
 )
 from parenv.vector.vector_session import StepResults, VectorSession
-from parenv.vector.worker_choice import begin
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
 _IDLE = ""

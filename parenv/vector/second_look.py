@@ -116,14 +116,16 @@ class SecondLook:
             )
 
     def _workers_times(self) -> tuple[float, float] | None:
-        """Return the processor time of all workers without polling, and their time in the queue."""
+        """Return the processor time of all workers without polling, and the time of all processes in the queue."""
         workers, figures = self._backend.workers, self._backend.statistics()
-        found = [processor_time(workers.pid(worker)) for worker in range(self._layout[0])]
+        own, *found = (processor_time(), *(processor_time(workers.pid(worker)) for worker in range(self._layout[0])))
         times = [one for one in found if one is not None]
-        if len(times) < len(found):
+        if own is None or len(times) < len(found):
             return None
         polled_s = figures.spinning_seconds + figures.workers_spinning_seconds
-        return sum(one.used_s for one in times) - polled_s, sum(one.queued_s for one in times)
+        # This process steps too, or waits for the workers. In the queue it waits for neither of them.
+        queued_s = own.queued_s + sum(one.queued_s for one in times)
+        return sum(one.used_s for one in times) - polled_s, queued_s
 
 
 def second_look(plan: VectorPlan, backend: Backend) -> SecondLook | None:

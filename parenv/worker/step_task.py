@@ -26,9 +26,8 @@ from parenv.memory.spaces import describe, each_once
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.memory.step_buffer_infos import InfoWriter
-from parenv.process.processor_time import processor_time, resident_bytes
+from parenv.process.processor_time import num_threads, processor_time, resident_bytes
 from parenv.process.spinning import Spinning
-from parenv.process.throwaway import num_threads
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, FirstMade, Rows, Shares, SideData, StepReady

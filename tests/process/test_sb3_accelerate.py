@@ -51,6 +51,7 @@ from parenv.adapters.sb3 import ParallelVecEnv, RunAdvice, RunCosts, accelerate
 from parenv.adapters.sb3.model_envs import check_version, factories_of
 from parenv.adapters.sb3.replay import ReplayedVecEnv
 from parenv.adapters.sb3.rollout_buffer import fill, is_blind
+from parenv.adapters.sb3.run_advice import why_slower as why
 from parenv.worker.pickled_env import PickledEnv
 
 MODULE = importlib.import_module("parenv.adapters.sb3.accelerate")  # The attribute of this name is the function.
@@ -71,6 +72,14 @@ def rollouts_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replay and fill rollouts in parts of 16 steps, so that longer rollouts have several parts."""
     monkeypatch.setattr(MODULE, "REPLAYED_PART", 16)
     monkeypatch.setattr(MODULE, "FILLED_PART", 16)
+
+
+@pytest.fixture(autouse=True)
+def why_slower(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the reason why workers are slower, in a list. By default they are not, although these steps are short."""
+    reason = [""]
+    monkeypatch.setattr(MODULE, "why_slower", lambda *about: reason[0])
+    return reason
 
 
 class Sums(gym.Env[Any, Any]):
@@ -886,6 +895,70 @@ def test_advice_measures_a_step_if_workers_only_step(wrap: Any, num_workers: int
     step_s = run.advice().costs.env_step_s
     assert (step_s is not None and step_s > 0) == (wrap is VecNormalize and num_workers == 1)
     assert np.random.get_state()[1].tolist() == before
+
+
+def test_workers_that_would_be_slower_leave_the_model_as_it_is(why_slower: list[str]) -> None:
+    model = model_of(PPO, cartpole, **PPO_SETTINGS)
+    env, why_slower[0] = model.env, "a step takes 9 µs"
+    run = accelerate(model)
+    with pytest.warns(UserWarning, match="leaves the model as it is: a step takes 9 µs. Pass num_workers"):
+        run.__enter__()
+    assert model.env is env
+    model.learn(96)
+    run.__exit__(None, None, None)
+    assert "not accelerated: a step takes 9 µs" in str(run.advice())
+
+
+def test_a_given_number_of_workers_is_obeyed_although_they_are_slower(why_slower: list[str]) -> None:
+    model = model_of(PPO, cartpole, **PPO_SETTINGS)
+    why_slower[0] = "a step takes 9 µs"
+    run = accelerate(model, num_workers=1)
+    with pytest.warns(UserWarning, match="will be slower than without it: a step takes 9 µs") as caught:
+        run.__enter__()
+    assert isinstance(model.env, ReplayedVecEnv)
+    run.__exit__(None, None, None)
+    assert [one.filename for one in caught] == [__file__]
+
+
+@pytest.mark.parametrize("options", [{"mode": "async"}, {"num_workers": 0}])
+def test_workers_are_not_compared_if_the_model_learns_meanwhile_or_without_them(
+    options: dict[str, Any], why_slower: list[str]
+) -> None:
+    model = model_of(SAC, pendulum, **OFF_POLICY)
+    why_slower[0] = "a step takes 9 µs"
+    with accelerate(model, **options):
+        pass
+
+
+class DrawsGlobally(gym.Env[Any, Any]):
+    """Environment that draws from the global random generators."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.full(1, np.random.random(), np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.full(1, torch.rand(()).item(), np.float32), 0.0, False, False, {}
+
+
+def test_the_measured_step_leaves_the_global_random_states_as_they_are() -> None:
+    model = model_of(A2C, DrawsGlobally)
+    before = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    run = accelerate(model, num_workers=1)
+    assert run._env_step_s is not None
+    assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+    with run:
+        pass
+
+
+def test_short_steps_are_slower_on_workers_and_long_ones_are_not() -> None:
+    def words(num_envs: int, step_s: float) -> str:
+        return why(num_envs, 2, step_s, cores=2)
+
+    assert "all 8 environments" in words(8, 6e-6)
+    assert [words(128, 6e-6), words(16, 50e-6), words(4, 1e-3)] == ["", "", ""]
 
 
 def with_a_lock() -> Any:

@@ -25,7 +25,7 @@ from parenv import ParallelVectorEnv, WorkerOptions
 from parenv.envs import step_cost
 from parenv.envs.step_cost import StepCost, measured_step
 from parenv.testing import LedgerEnv
-from parenv.vector import worker_choice
+from parenv.vector import beginning
 from parenv.vector.choice import Choice, Measured
 from parenv.vector.first_worker import FirstWorker
 
@@ -40,7 +40,7 @@ def cartpole() -> Any:
 
 
 def choose_always(monkeypatch: pytest.MonkeyPatch, workers: int, here: int = 0) -> None:
-    monkeypatch.setattr(worker_choice, "choose", lambda *_: Choice(workers, here, "the test says so"))
+    monkeypatch.setattr(beginning, "choose", lambda *_: Choice(workers, here, "the test says so"))
 
 
 @pytest.mark.one_in(4)
@@ -147,7 +147,7 @@ def test_a_sub_environment_that_can_exist_only_once_begins_in_every_layout(
 ) -> None:
     measured = Measured(0.0, "", 0, COST)
     choices = iter([Choice(*layout, "the test says so"), Choice(2, 0, "of the lock")])
-    monkeypatch.setattr(worker_choice, "choose", lambda *_: next(choices))
+    monkeypatch.setattr(beginning, "choose", lambda *_: next(choices))
     monkeypatch.setattr(FirstWorker, "measured", _after(FirstWorker.measured, measured))
     makers = [lambda i=i: Locked(tmp_path / f"lock{i}") for i in range(N)]
     with contextlib.closing(ParallelVectorEnv(makers)) as envs:
@@ -306,6 +306,13 @@ def test_the_error_of_a_constructor_is_raised_as_it_is() -> None:
         ParallelVectorEnv([*[cartpole] * 3, broken])
 
 
+def test_native_code_stays_isolated_from_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FirstWorker, "measured", lambda _: Measured(0.0, "Box2D", 0, COST))
+    with contextlib.closing(ParallelVectorEnv([cartpole] * N)) as envs:
+        assert envs.num_workers >= 1
+        assert envs._look._demand.isolated_by == "Box2D"
+
+
 @pytest.mark.parametrize(("spread_s", "rows"), [(0.0, 8), (0.05, 4)])
 def test_recv_returns_fewer_rows_if_steps_take_different_times(
     monkeypatch: pytest.MonkeyPatch, spread_s: float, rows: int
@@ -338,5 +345,5 @@ def test_the_rows_of_a_batch_are_at_least_those_of_a_worker(
 ) -> None:
     workers = min(workers, num_envs)
     cost = COST._replace(step_s=step_s, spread_s=spread_s)
-    rows = worker_choice.rows_of_batch(num_envs, workers, cost, call_s)
+    rows = beginning.rows_of_batch(num_envs, workers, cost, call_s)
     assert num_envs // workers <= rows <= num_envs

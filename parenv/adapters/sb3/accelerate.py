@@ -32,15 +32,14 @@ from parenv.adapters.sb3.model_envs import (
 )
 from parenv.adapters.sb3.replay import ReplayedVecEnv
 from parenv.adapters.sb3.rollout_buffer import can_fill, fill
-from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
+from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts, why_slower
 from parenv.adapters.sb3.transforms import Transform, transforms_of
 from parenv.adapters.sb3.vec_env import SteppedVecEnv
-from parenv.envs.factories import Factories
-from parenv.envs.step_cost import step_here
 from parenv.errors import ConfigurationError, NotPicklableError, WorkerError
 from parenv.options import WorkerOptions
 from parenv.pool.library_pool import LibraryPool
 from parenv.process.cores import usable_cores
+from parenv.vector.library_vector_env import LibraryVectorEnv
 from parenv.worker.copied_env import take_back
 from parenv.worker.pickled_env import PickledEnv
 
@@ -69,9 +68,9 @@ def accelerate(
     before the block, and the next reset repeats their seeds. The first ``learn`` in the block and the first ``learn``
     after it begin with a reset. If a worker dies, ``learn`` raises.
 
-    A model that ``accelerate`` cannot accelerate stays as it is, with one warning that names the reason. This applies
-    to other algorithms, such as ARS, to a vec env other than ``DummyVecEnv``, such as ``SubprocVecEnv``, and to
-    environments that cannot be pickled.
+    A model that ``accelerate`` cannot accelerate stays as it is, with one warning that names the reason: another
+    algorithm such as ARS, a vec env other than ``DummyVecEnv``, or environments that cannot be pickled. In sync mode,
+    so does a model whose environments have so short steps that workers would be slower. About 25 ms measure this.
 
     ``mode="sync"``: the model learns bitwise the same as without workers, with any number of workers. This includes
     stochastic policies, action noise, gSDE, ``VecNormalize``, ``VecFrameStack``, ``VecMonitor``, truncation bootstraps
@@ -97,8 +96,8 @@ def accelerate(
     Args:
         model: Model with an environment: PPO, A2C, DQN, SAC, TD3 or DDPG; from sb3-contrib TRPO, MaskablePPO,
             RecurrentPPO, TQC or QRDQN.
-        num_workers: Number of worker processes, at most one per environment. ``None``: one per usable core. 0: all
-            environments run in this process.
+        num_workers: Number of worker processes, at most one per environment. 0: all environments run in this process.
+            ``None``: one per usable core, if that is faster. A given number is obeyed, with a warning if it is slower.
         mode: ``"sync"`` or ``"async"``.
         max_policy_lag: Largest number of updates that the acting policy may be behind in async mode. 0: workers wait
             for the model. With any other bound, they collect one rollout ahead.
@@ -109,10 +108,10 @@ def accelerate(
     >>> from stable_baselines3 import A2C
     >>> from stable_baselines3.common.env_util import make_vec_env
     >>> model = A2C("MlpPolicy", make_vec_env("CartPole-v1", 4), n_steps=16, device="cpu")
-    >>> with accelerate(model, num_workers=2) as run:
+    >>> with accelerate(model, num_workers=0) as run:
     ...     model = model.learn(640)
     >>> model.num_timesteps, run.advice().costs.num_workers
-    (640, 2)
+    (640, 0)
     """
     return AcceleratedRun(model, num_workers, mode, max_policy_lag)
 
@@ -141,6 +140,7 @@ class AcceleratedRun:
                 self._factories = factories_of(model, self._original.envs)
             except NotPicklableError as error:
                 self._obstacle = str(error)
+        self._is_chosen = num_workers is None
         self._num_workers = min(usable_cores() if num_workers is None else num_workers, len(self._factories))
         self._ahead = mode == "async" and max_policy_lag != 0
         self._seconds = {"collect_rollouts": 0.0, "train": 0.0}
@@ -153,6 +153,11 @@ class AcceleratedRun:
         if self._envs is not None:
             raise ConfigurationError("the result of accelerate can be used in one with block. Call accelerate again.")
         self._unused.detach()
+        if self._obstacle is None and (why := self._why_slower()):
+            if self._is_chosen:
+                self._obstacle = f"{why}. Pass num_workers to use workers nevertheless."
+            else:
+                warnings.warn(f"accelerate() will be slower than without it: {why}. Leave it out.", stacklevel=2)
         if self._obstacle is not None:
             warnings.warn(f"accelerate() leaves the model as it is: {self._obstacle}", stacklevel=2)
             return self
@@ -191,6 +196,7 @@ class AcceleratedRun:
         envs: Any = self._envs
         if envs is None and self._obstacle is None:
             raise ConfigurationError("advice() needs a run that has begun. Call it in the with block.")
+        only_steps = isinstance(envs, SteppedVecEnv) and self._num_workers > 0
         costs = RunCosts(
             self._original.num_envs,
             self._num_workers,
@@ -200,21 +206,26 @@ class AcceleratedRun:
             getattr(envs, "seconds", 0.0),
             self._seconds["collect_rollouts"],
             self._seconds["train"],
-            self._env_step_s,
+            self._env_step_s if only_steps else None,
         )
         return RunAdvice(costs, self._obstacle or "")
 
+    def _why_slower(self) -> str:
+        """Return why workers will be slower than this process, or an empty text."""
+        # In async mode the model learns while workers collect, which a step of the environments does not show.
+        if self._mode == "async" or self._num_workers == 0 or self._env_step_s is None:
+            return ""
+        return why_slower(self._original.num_envs, self._num_workers, self._env_step_s)
+
     @functools.cached_property
     def _env_step_s(self) -> float | None:
-        """Seconds of a step of one environment in this process, or ``None`` if workers do more than to step."""
-        if not isinstance(self._envs, SteppedVecEnv) or self._num_workers == 0:
-            return None
-        # Random actions may be illegal, and an environment may not exist twice in this process.
-        with contextlib.suppress(Exception):
-            factories = Factories(tuple(self._factories), self._original.num_envs, ())
-            with contextlib.closing(factories.make(0)) as env:
-                cost = step_here(env)
-                return None if cost is None else cost.step_s + cost.wait_s
+        """Seconds of a step of one environment, or ``None`` if they cannot be measured."""
+        # A worker steps the copy, because a step may be what ends a process. Its environment may fail in any way.
+        with (
+            contextlib.suppress(Exception),
+            contextlib.closing(LibraryVectorEnv(self._factories[:1], is_silent=True)) as envs,
+        ):
+            return envs.measured_step_s
         return None
 
     def _started(self) -> SteppedVecEnv | ReplayedVecEnv:

@@ -1,7 +1,8 @@
-"""Facts about an accelerated run: the parts of the model's time, and the gain that faster collecting can bring."""
+"""Facts about an accelerated run: whether it will be slower, the parts of its time, and what is left to gain."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,10 +17,43 @@ from parenv.advice import (
     in_steps,
     time_facts,
 )
+from parenv.envs.step_cost import StepCost
 from parenv.errors import ConfigurationError
+from parenv.process.cores import usable_cores
+from parenv.vector.choice import Demand, step_s
 
+OVERHEAD_S = 1e-4
+"""Estimate of the seconds by which a step of all environments takes longer on workers, beside the wake-ups: messages
+of a rollout, and the replay of its steps. ``benchmarks/sb3_accelerate.py`` has cases on both sides of it."""
 CERTAIN = 1.5
 """Smallest ratio of waiting to the steps of the environments that counts. A ``DummyVecEnv`` takes time of its own."""
+
+
+def why_slower(num_envs: int, num_workers: int, env_step_s: float, cores: int | None = None) -> str:
+    """Return why a run in sync mode will be slower on workers than in this process, or an empty text if it will not.
+
+    Args:
+        num_envs: Number of environments.
+        num_workers: Number of workers, at least 1.
+        env_step_s: Seconds of a step of one environment.
+        cores: Number of cores. Default: those that this process may use.
+
+    >>> print(why_slower(8, 2, 6e-6, cores=2))
+    a step of all 8 environments takes 48 µs in this process, and about 200 µs on 2 workers
+    >>> why_slower(64, 2, 6e-6, cores=2)
+    ''
+    """
+    cores, cost = usable_cores() if cores is None else cores, StepCost(env_step_s, 0.0, 0.0, queued=0.0, others=0.0)
+    demand = Demand(num_envs, num_workers, num_workers, False, "", cores, math.inf)
+    here_s = step_s(demand, cost, 0, False)
+    there_s = step_s(demand, cost, num_workers, False) + OVERHEAD_S
+    if here_s >= there_s:
+        return ""
+    workers = f"{num_workers} worker{'s' * (num_workers > 1)}"
+    return (
+        f"a step of all {num_envs} environments takes {in_seconds(here_s)} in this process, and about "
+        f"{in_seconds(round(there_s, 4))} on {workers}"
+    )
 
 
 @dataclass(frozen=True)
@@ -35,7 +69,7 @@ class RunCosts:
         waiting_s: Seconds for which the model has waited for environments.
         collecting_s: Seconds of the model in ``collect_rollouts``, waiting included.
         learning_s: Seconds of the model in ``train``.
-        env_step_s: Seconds of a step of one environment in this process, measured after the run. ``None`` if workers
+        env_step_s: Seconds of a step of one environment in one process, measured before the run. ``None`` if workers
             act or there are none.
 
     >>> RunCosts(16, 2, "sync", False, 1000, 3.0, 4.0, 4.0).shares

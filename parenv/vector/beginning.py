@@ -54,6 +54,9 @@ def _given(plan: VectorPlan) -> str:
 
 def _planned(plan: VectorPlan, choice: Choice, measured: Measured | None) -> VectorPlan:
     """Return the plan with the chosen shares, and with the chosen number of rows of ``recv``."""
+    if measured is not None and measured.native:
+        # The second look must not name a setting in which this code could crash this process.
+        plan = replace(plan, demand=replace(plan.demand, isolated_by=plan.demand.isolated_by or measured.native))
     plan = replace(shared_out(plan, choice.num_workers, choice.num_caller_envs), is_chosen=False)
     cost = None if measured is None else measured.cost
     if not plan.chooses_batch_size or plan.inline or cost is None:
