@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import torch
+from numpy.typing import NDArray
 
 from parenv import AsyncWorkerPool, EpisodeStatistics, Rollout, SaveBest, TorchPolicy, resumable
 from parenv.experience.agent_rollouts import AgentRollout, EpisodesByPolicy, RolloutsByPolicy
@@ -14,7 +15,16 @@ module = torch.nn.Linear(4, 2)
 one = AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0)
 several = AsyncWorkerPool(["CartPole-v1"] * 2, {"a": TorchPolicy(module), "b": module})
 
-assert_type(next(one.rollouts()), Rollout)
+rollout = next(one.rollouts())
+assert_type(rollout, Rollout)
+assert_type(rollout.rewards, NDArray[Any])
+assert_type(rollout.extras["log_prob"], NDArray[Any])
+assert_type(rollout.valid, NDArray[Any])
+assert_type(rollout.final_index, tuple[NDArray[Any], NDArray[Any]])
+assert_type(rollout.copy(), Rollout)
+assert_type(rollout.to("cpu").rewards, torch.Tensor)
+assert_type(rollout.transitions().rewards, NDArray[Any])
+assert_type(rollout.to("cpu").transitions().env_ids, torch.Tensor)
 assert_type(next(one.rollouts(wait=lambda: True)), Rollout | None)
 assert_type(one.evaluate(3), EpisodeStatistics)
 assert_type(one.evaluate(3, wait=False), PendingEvaluation)

@@ -13,7 +13,7 @@ from parenv.experience.episodes import ALL_COLUMNS, EpisodeStatistics
 from parenv.experience.rollout import Rollout, reshaped
 from parenv.experience.summary import Summarized
 from parenv.experience.transitions import Transitions
-from parenv.memory.trees import Tree, copy_of, map_trees, to_tensors
+from parenv.memory.trees import Block, Tree, copy_of, map_trees, to_tensors
 
 Found = TypeVar("Found")
 
@@ -107,7 +107,7 @@ def evaluated(answers: Sequence[Sequence[Any]]) -> EpisodeStatistics:
 
 
 @dataclass(frozen=True, repr=False)
-class AgentRollout(Rollout):
+class AgentRollout(Rollout[Block]):
     """Rollout of one named policy, with a row for each of its agents in each sub-environment, ``[T, rows]``.
 
     If agents act at the same time, a step of all rows is one env step. If they act one after the other, the steps of a
@@ -131,10 +131,11 @@ class AgentRollout(Rollout):
     ((32, 2), ['agent', 'agent'], 64)
     """
 
-    alive: Any = None
+    # Fields without a default cannot follow those of the base. A rollout of agents always has them.
+    alive: Block = None  # type: ignore[assignment]
     agents: Sequence[str] = ()
-    first_versions: Any = None
-    last_steps: Any = None
+    first_versions: Block = None  # type: ignore[assignment]
+    last_steps: Block = None  # type: ignore[assignment]
     _blocks: ClassVar[tuple[str, ...]] = (*Rollout._blocks, "alive", "first_versions", "last_steps")
 
     @property
@@ -142,7 +143,7 @@ class AgentRollout(Rollout):
         """Number of transitions."""
         return int(self.alive.sum())
 
-    def transitions(self) -> Transitions:
+    def transitions(self) -> Transitions[Block]:
         """Flatten to the transitions of agents that were alive, with their true next observations."""
         every = super().transitions()
         if bool(self.alive.all()):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast
 
 import numpy as np
 
@@ -16,7 +16,10 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.summary import Summarized, shapes_of
 from parenv.experience.transitions import Transitions
 from parenv.memory.layout import PLAIN, Axes
-from parenv.memory.trees import Tree, as_array, concatenated, copy_of, joined_axes, map_trees, to_tensors
+from parenv.memory.trees import Block, Tree, as_array, concatenated, copy_of, joined_axes, map_trees, to_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PER_STEP = ("observations", "actions", *(name for name, axes in PLAIN.items() if axes is Axes.STEPS))
 """The fields of a rollout, and of transitions, that are trees of arrays and lists ``[T, B, ...]``."""
@@ -69,14 +72,15 @@ class Ends:
 
 
 @dataclass(frozen=True, repr=False)
-class Rollout(Summarized):
+class Rollout(Summarized, Generic[Block]):
     """``T`` env steps of ``B`` sub-environments by one version of the policy.
 
     Every ``[t, b]`` is a real transition, except where :attr:`valid` is false: a ``VectorEnv`` in ``NEXT_STEP`` mode
     only resets in the step after an episode's end.
 
     Arrays are in shared memory. They stay valid and unchanged as long as one of them is referenced. ``to(device)``
-    returns the same fields as tensors. Fields of spaces without a fixed size are lists of lists.
+    returns the same fields as tensors: ``Rollout`` is a ``Rollout[NDArray[Any]]`` for type checkers, and ``to`` returns
+    a ``Rollout[Tensor]``. Fields of spaces without a fixed size are lists of lists.
 
     Args:
         observations: Observations, ``[T, B, *obs]``, nested as the space is.
@@ -121,24 +125,24 @@ class Rollout(Summarized):
 
     observations: Tree
     actions: Tree
-    rewards: Any
-    terminated: Any
-    truncated: Any
+    rewards: Block
+    terminated: Block
+    truncated: Block
     last_observations: Tree
-    extras: Mapping[str, Any]
+    extras: Mapping[str, Block]
     initial_carry: Tree
-    env_ids: Any
+    env_ids: Block
     worker: int | None
     policy_version: int
     policy_lag: int
-    restarted: Any
+    restarted: Block
     episodes: EpisodeStatistics
     ends: Sequence[Ends]
     shifted_observations: Tree
-    infos: Mapping[str, Any] = field(default_factory=dict)
-    next_infos: Mapping[str, Any] = field(default_factory=dict)
-    resetting: Any = None
-    policy_versions: Any = None
+    infos: Mapping[str, Block] = field(default_factory=dict)
+    next_infos: Mapping[str, Block] = field(default_factory=dict)
+    resetting: Block | None = None
+    policy_versions: Block | None = None
     serial: int = field(default_factory=_serials.__next__, compare=False)
     _blocks: ClassVar[tuple[str, ...]] = (*TREES, *NAMED, "policy_versions")
 
@@ -180,7 +184,7 @@ class Rollout(Summarized):
         return int(self.valid.sum() if self.has_resets else math.prod(self.rewards.shape[:2]))
 
     @cached_property
-    def valid(self) -> Any:
+    def valid(self) -> Block:
         """Mask of the transitions among all ``[t, b]``, bool ``[T, B]``.
 
         It is false in two cases. A ``VectorEnv`` in ``NEXT_STEP`` mode only resets in this step: the observation is the
@@ -189,8 +193,8 @@ class Rollout(Summarized):
         If all steps are valid, the array takes no memory.
         """
         if not self.has_resets:
-            return _everywhere(self.terminated)
-        valid = self.terminated | ~self.terminated
+            return cast("Block", _everywhere(self.terminated))
+        valid: Block = self.terminated | ~self.terminated
         if self.resetting is not None:
             valid[0] = ~self.resetting
         if self._ends.resets_next is not None:
@@ -201,7 +205,7 @@ class Rollout(Summarized):
         return valid
 
     @cached_property
-    def next_known(self) -> Any:
+    def next_known(self) -> Block:
         """Mask of the known :meth:`next_observations`, bool ``[T, B]``.
 
         It is false at an episode's end if a ``VectorEnv`` returns no final observation.
@@ -209,8 +213,8 @@ class Rollout(Summarized):
         """
         ends = self._ends
         if ends.known is None or ends.known.all():
-            return _everywhere(self.terminated)
-        known = self.terminated | ~self.terminated
+            return cast("Block", _everywhere(self.terminated))
+        known: Block = self.terminated | ~self.terminated
         known[ends.steps[~ends.known], ends.columns[~ends.known]] = False
         return known
 
@@ -220,7 +224,7 @@ class Rollout(Summarized):
         return self._ends.observations
 
     @property
-    def final_index(self) -> tuple[Any, Any]:
+    def final_index(self) -> tuple[Block, Block]:
         """Rows and columns of the episode ends, two int64 ``[K]``. ``terminated[final_index]`` tells how they ended."""
         return self._ends.steps, self._ends.columns
 
@@ -262,7 +266,7 @@ class Rollout(Summarized):
                 following[self._ends.steps[unknown], self._ends.columns[unknown]] = math.nan
         return following
 
-    def transitions(self) -> Transitions:
+    def transitions(self) -> Transitions[Block]:
         """Flatten to transitions with their true next observations, without steps that are not :attr:`valid`.
 
         Fields are views if possible.
@@ -277,7 +281,7 @@ class Rollout(Summarized):
             next_known=flat(self.next_known),
         )
 
-    def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> Rollout:
+    def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> Rollout[Tensor]:
         """Return the rollout with tensors as fields. On the CPU they share the memory of the arrays.
 
         Args:
@@ -285,7 +289,8 @@ class Rollout(Summarized):
             non_blocking: Same as in ``torch.Tensor.to``.
         """
         tensor = to_tensors(device, non_blocking)
-        return self._with_each(tensor, [self._ends], env_ids=tensor(self.env_ids))
+        of_tensors: Any = self._with_each(tensor, [self._ends], env_ids=tensor(self.env_ids))
+        return cast("Rollout[Tensor]", of_tensors)
 
     def to_tensordict(self, device: Any = "cpu", *, names: Mapping[str, str] | None = None) -> Any:
         """Return the rollout as a ``TensorDict`` of batch size ``[B, T]``, with the keys of TorchRL's collectors.
@@ -309,7 +314,7 @@ class Rollout(Summarized):
 
         return tensordict_of(self.to(device), dict(names or {}), device)
 
-    def copy(self) -> Rollout:
+    def copy(self) -> Self:
         """Return a copy with memory of its own."""
         return self._with_each(copy_of, self.ends)
 
@@ -324,7 +329,7 @@ class Rollout(Summarized):
             **{name: getattr(self, name) for name in ("worker", "policy_version", "policy_lag")},
         }
 
-    def _with_each(self, function: Callable[[Any], Any], ends: Sequence[Ends], **others: Any) -> Rollout:
+    def _with_each(self, function: Callable[[Any], Any], ends: Sequence[Ends], **others: Any) -> Self:
         """Return the rollout with a function applied to each of its blocks."""
         made = {name: map_trees(function, getattr(self, name)) for name in self._blocks}
         ends = [Ends(**{name: map_trees(function, value) for name, value in vars(part).items()}) for part in ends]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from parenv.experience.rollout import Rollout
 
 
-def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> Any:
+def tensordict_of(rollout: Rollout[Any], names: Mapping[str, str], device: Any) -> Any:
     """Return the tensordict of a rollout of tensors, see :meth:`~parenv.experience.rollout.Rollout.to_tensordict`.
 
     Raises:

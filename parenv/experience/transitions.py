@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 from parenv.experience.summary import Summarized, shapes_of
-from parenv.memory.trees import Tree
+from parenv.memory.trees import Block, Tree
 
 
 @dataclass(frozen=True, repr=False)
-class Transitions(Summarized):
+class Transitions(Summarized, Generic[Block]):
     """A rollout flattened: its ``N`` transitions in time-major order. For replay buffers.
 
     ``N`` is ``T * B``, less the steps that :attr:`Rollout.valid` leaves out.
@@ -42,15 +42,15 @@ class Transitions(Summarized):
 
     observations: Tree
     actions: Tree
-    rewards: Any
-    terminated: Any
-    truncated: Any
+    rewards: Block
+    terminated: Block
+    truncated: Block
     next_observations: Tree
-    env_ids: Any
-    extras: Mapping[str, Any]
-    infos: Mapping[str, Any] = field(default_factory=dict)
-    next_infos: Mapping[str, Any] = field(default_factory=dict)
-    next_known: Any = None
+    env_ids: Block
+    extras: Mapping[str, Block]
+    infos: Mapping[str, Block] = field(default_factory=dict)
+    next_infos: Mapping[str, Block] = field(default_factory=dict)
+    next_known: Block | None = None
 
     def __len__(self) -> int:
         return len(self.rewards)

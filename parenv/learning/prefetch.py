@@ -15,9 +15,10 @@ from parenv.learning.pinning import Pins
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
-def prefetch(rollouts: Iterable[Rollout], device: Any, *, ahead: int = 1) -> Generator[Rollout, None, None]:
+def prefetch(rollouts: Iterable[Rollout], device: Any, *, ahead: int = 1) -> Generator[Rollout[Tensor], None, None]:
     """Return rollouts as tensors on a device, copied to a GPU while the learner computes on the previous one.
 
     With a CUDA device, the pool's slots are pinned, each once. The iterator requests ``ahead`` rollouts more than the
@@ -47,7 +48,7 @@ def prefetch(rollouts: Iterable[Rollout], device: Any, *, ahead: int = 1) -> Gen
     return _closing(map(methodcaller("to", target), source), source)
 
 
-def _closing(copies: Iterable[Rollout], source: Iterator[Rollout]) -> Generator[Rollout, None, None]:
+def _closing(copies: Iterable[Rollout[Tensor]], source: Iterator[Rollout]) -> Generator[Rollout[Tensor], None, None]:
     try:
         yield from copies
     finally:
@@ -55,21 +56,21 @@ def _closing(copies: Iterable[Rollout], source: Iterator[Rollout]) -> Generator[
             source.close()
 
 
-def _copied_ahead(source: Iterator[Rollout], device: torch.device, ahead: int) -> Iterator[Rollout]:
+def _copied_ahead(source: Iterator[Rollout], device: torch.device, ahead: int) -> Iterator[Rollout[Tensor]]:
     import torch
 
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     # Each entry has a rollout, which keeps its memory while it is read, the copy, and an event for its end.
-    under_way: deque[tuple[Rollout, Rollout, torch.cuda.Event]] = deque()
+    under_way: deque[tuple[Rollout, Rollout[Tensor], torch.cuda.Event]] = deque()
     pins = Pins(torch.cuda.cudart())  # type: ignore[no-untyped-call]
 
-    def begin(rollout: Rollout) -> tuple[Rollout, Rollout, torch.cuda.Event]:
+    def begin(rollout: Rollout) -> tuple[Rollout, Rollout[Tensor], torch.cuda.Event]:
         if isinstance(rollout, Rollout):
             pins.pin(rollout)
         with torch.cuda.stream(side):
             return rollout, rollout.to(device, non_blocking=True), side.record_event()
 
-    def next_done() -> Rollout:
+    def next_done() -> Rollout[Tensor]:
         _source, target, done = under_way.popleft()
         # The host waits, so that the source can be released and every CUDA stream can read the copy.
         done.synchronize()

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parenv.experience.rollout import Rollout
 from parenv.memory.trees import map_trees
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def unroll(step: Callable[[Any, Any], tuple[Any, Any]], rollout: Rollout, initial_carry: Any) -> tuple[Any, Any]:
+
+def unroll(
+    step: Callable[[Any, Any], tuple[Any, Any]], rollout: Rollout[Tensor], initial_carry: Any
+) -> tuple[Any, Any]:
     """Run a recurrent function over a rollout of tensors, with the carries that it had while it acted.
 
     Gradients flow through time, up to the beginning of each episode.

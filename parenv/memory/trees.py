@@ -10,9 +10,18 @@ import functools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from operator import methodcaller
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Block = TypeVar("Block", bound=Any, default=np.typing.NDArray[Any], covariant=True)
+else:  # Only type checkers need the default, which Python's own has from 3.13 on.
+    from typing import TypeVar
+
+    Block = TypeVar("Block")
 
 _IMMUTABLE = int, float, str, bytes, type(None), np.generic
 _CONTAINERS = Mapping, list, tuple, set, deque, bytearray

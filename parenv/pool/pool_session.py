@@ -76,7 +76,7 @@ class PoolSession(Session):
         layout["first env_id"] = self.workers.first_env_id
         return {"layout": layout, "seed": self.plan.job.seed}
 
-    def next_rollout(self, deadline: float) -> Rollout | None:
+    def next_rollout(self, deadline: float) -> Rollout[Any] | None:
         """Return the next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
         arrival, memory = self._next(deadline), self._arena.device_memory
         if arrival is None or memory is None:
