@@ -53,21 +53,11 @@ workers=WorkerOptions(step_workers=2)
     worker_device: str = "cpu"
 
     def __str__(self) -> str:
-        return self.changes(None)
-
-    def changes(self, other: Setting | None) -> str:
-        """Return the arguments that differ from those of another setting, or all of them without another setting."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         workers = {"step_workers": own.pop("step_workers"), "device": own.pop("worker_device")}
-        words = [f"{name}={value!r}" for name, value in own.items() if other is None or getattr(other, name) != value]
+        words = [f"{name}={value!r}" for name, value in own.items()]
         options = [f"{name}={value!r}" for name, value in workers.items() if value not in (None, "cpu")]
         return ", ".join([*words, f"workers=WorkerOptions({', '.join(options)})"] if options else words)
-
-    @property
-    def update_size(self) -> int:
-        """Number of env steps, or of whole episodes, in one rollout and thus in one update."""
-        columns = self.num_envs if self.mode == "sync" else -(-self.num_envs // max(1, self.num_workers))
-        return columns * (1 if self.rollout_length == "episode" else self.rollout_length)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
 """Measure environments, policies and pools on this machine, and draw runs.
 
-These are the functions behind the commands of the same names: :func:`bench`, :func:`advise`, :func:`report` and
-:func:`lineage`.
+These are the functions behind the commands of the same names: :func:`bench`, :func:`report` and :func:`lineage`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from parenv.bench.benchmark import advise as advise
     from parenv.bench.benchmark import bench as bench
     from parenv.bench.lineage_plot import lineage as lineage
     from parenv.bench.run_report import report as report
-    from parenv.bench.setting_advice import advise as advise
 
-_MODULE_OF = {"advise": "setting_advice", "bench": "benchmark", "lineage": "lineage_plot", "report": "run_report"}
+_MODULE_OF = {"advise": "benchmark", "bench": "benchmark", "lineage": "lineage_plot", "report": "run_report"}
 
 if not TYPE_CHECKING:
 

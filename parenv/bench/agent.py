@@ -1,9 +1,9 @@
-"""Agents of users, and a small network as the default agent."""
+"""Policies of users, and a small network as the default policy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -17,37 +17,18 @@ from parenv.policy.policy import Action, Policy
 HIDDEN = 64
 
 
-class Agent(NamedTuple):
-    """Policy with its update.
+def policy_by(factory: str | Callable[[], Any]) -> Any:
+    """Make a policy with a factory, or with the factory that ``module:factory`` names.
 
-    Args:
-        policy: Policy, as :class:`~parenv.AsyncWorkerPool` takes it.
-        learn: Update from one rollout, ``(rollout) -> None``. Default: nothing is learned.
-        loss_fn: ``loss_fn`` for a pool with ``parallelism="gradient"``, if the algorithm can learn from gradients.
-            Default: workers do not learn.
-    """
-
-    policy: Any
-    learn: Callable[[Any], object] | None = None
-    loss_fn: Callable[[Any, Any], Any] | None = None
-
-
-def agent_by(factory: str | Callable[[], Any]) -> Agent:
-    """Make an agent with a factory, or with the factory that ``module:factory`` names.
+    If the factory returns a tuple, such as ``(policy, learn)``, its first item is the policy.
 
     Raises:
-        ConfigurationError: The factory does not exist, raises, or makes something else.
+        ConfigurationError: The factory does not exist, or raises.
     """
     make = named_factory(factory) if isinstance(factory, str) else factory
     with refused(f"the agent {factory} cannot be made"):
         made = make()
-    if not isinstance(made, tuple):
-        return Agent(made)
-    if not 1 <= len(made) <= 3 or not all(part is None or callable(part) for part in made[1:]):
-        raise ConfigurationError(
-            f"the agent must be a policy, (policy, learn) or (policy, learn, loss_fn), got {made!r}"
-        )
-    return Agent(*made)
+        return made[0] if isinstance(made, tuple) else made
 
 
 class RandomNetwork(Policy):

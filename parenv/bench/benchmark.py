@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from parenv.argument_checks import at_least, positive
 from parenv.bench import other_libraries
-from parenv.bench.agent import RandomNetwork, agent_by
+from parenv.bench.agent import RandomNetwork, policy_by
 from parenv.bench.environment import Environment, tried_out
 from parenv.bench.measuring import (
     LEAST_SHARE,
@@ -45,6 +46,7 @@ from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.cores import usable_cores
 
 MODES: tuple[Mode, Mode] = ("sync", "async")
+ADVISE_IS_BENCH = "is deprecated and runs bench. For the bottleneck of a training loop, print pool.advice()."
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ def bench(
     Args:
         env: Env id, ``"module:factory"``, or a callable that makes an environment.
         agent: Policy of the pools, as :class:`~parenv.AsyncWorkerPool` takes it, or a ``"module:factory"`` that makes
-            it, alone or as the first part of an :class:`~parenv.bench.agent.Agent`. Default: an MLP with two hidden
-            layers of 64.
+            it. If the factory returns a tuple, its first item is the policy. Default: an MLP with two hidden layers
+            of 64.
         seconds: Approximate duration of the whole benchmark, in seconds. It takes longer if starting and closing all
             systems leave less than a quarter of it for the measurements.
         num_envs: Numbers of sub-environments.
@@ -211,6 +213,16 @@ def bench(
     )
 
 
+def advise(env: Any, *, agent: Any = None, seconds: float = 15.0, **former: Any) -> BenchReport:
+    """Measure an environment with :func:`bench`. Other arguments have no effect.
+
+    .. deprecated:: 0.3
+        Use :func:`bench` for an environment, and :meth:`parenv.AsyncWorkerPool.advice` for a training loop.
+    """
+    warnings.warn(f"parenv.bench.advise {ADVISE_IS_BENCH}", DeprecationWarning, stacklevel=2)
+    return bench(env, agent=None if agent is None else policy_by(agent), seconds=seconds)
+
+
 def _check(seconds: float, num_envs: Sequence[int], num_workers: Sequence[int], repeats: int) -> None:
     at_least("repeats", repeats, 1)
     positive("seconds", seconds)
@@ -223,7 +235,7 @@ def _check(seconds: float, num_envs: Sequence[int], num_workers: Sequence[int], 
 
 def _policy(agent: Any, environment: Environment) -> Any:
     if agent is not None:
-        return agent_by(agent).policy if isinstance(agent, str) else agent
+        return policy_by(agent) if isinstance(agent, str) else agent
     try:
         return RandomNetwork(environment.observation_space, environment.action_space)
     except ConfigurationError as error:

@@ -13,7 +13,7 @@ from parenv.bench.measuring import Spread, in_one_line, load_warning
 from parenv.bench.output_files import check_plotting, writing
 from parenv.bench.subjects import REFERENCE
 
-ADVISE = "parenv advise also measures your learner and finds the fastest setting for both."
+ADVISE = "In a training loop, pool.advice() also measures your learner, and names the setting to change."
 FRAME = 4
 """Characters around a column: a line, a space on each side, and at most one more line."""
 NAMES = 18

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -18,20 +17,17 @@ from gymnasium.vector.utils import batch_space
 
 from parenv.bench import other_libraries
 from parenv.bench.environment import Environment, refused
-from parenv.bench.measuring import Opened, Subject, error_line, grid, seconds_each
-from parenv.errors import ConfigurationError, GradientError
-from parenv.memory.spaces import leaves, stacked, unflatten
+from parenv.bench.measuring import Opened, Subject, grid, seconds_each
+from parenv.errors import ConfigurationError
+from parenv.memory.spaces import leaves, stacked
 from parenv.memory.trees import as_array
 from parenv.options import Mode
 from parenv.policy.devices import on_device
-from parenv.policy.policy import as_policy
-from parenv.policy.snapshots import module_of
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.vector.env import ParallelVectorEnv
 from parenv.worker.actor import Actor, check_actions
 
 BATCHES = (1, 8, 64, 256)
-MINI_BATCHES = (32, 128, 512, 2048)
 
 
 def step_cost(environment: Environment) -> Subject:
@@ -137,63 +133,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def learning_costs(
-    environment: Environment, policy: Any, devices: Sequence[str], seconds: float, watch: Callable[[str], object]
-) -> Mapping[str, Mapping[int, float]]:
-    """Measure forward and backward, with the copy to the device.
-
-    The loss is not known here. The gradient of the sum of all outputs of the module's layers is measured instead.
-
-    Args:
-        environment: Environment whose observations are learned from.
-        policy: Policy as :class:`~parenv.AsyncWorkerPool` takes it.
-        devices: Devices of the module.
-        seconds: Approximate duration of all measurements, in seconds.
-        watch: Function that is called with the reason if a device cannot be measured.
-
-    Returns:
-        Seconds per sample, by device and mini-batch, without the devices that cannot be measured.
-    """
-    each = seconds / len(devices) / len(MINI_BATCHES)
-    found: dict[str, Mapping[int, float]] = {}
-    for device in devices:
-        try:
-            if module_of(policy) is None:
-                raise GradientError("the policy has no module")
-            found[device] = {
-                batch: seconds_each(_learning(environment, deepcopy(policy), batch, device), each) / batch
-                for batch in MINI_BATCHES
-            }
-        except Exception as error:
-            watch(f"learning on {device} is not measured: {error_line(error)}")
-    return found
-
-
-def _learning(environment: Environment, policy: Any, batch: int, device: str) -> Callable[[], None]:
-    import torch
-
-    module, acts = module_of(policy).to(device), as_policy(policy)
-    of = leaves(environment.observation_space)
-    rows = [torch.as_tensor(values) for values in random_rows(environment.observation_space, batch)]
-    carry = acts.initial_carry(batch)
-    outputs: list[Any] = []
-    for layer in module.modules():
-        layer.register_forward_hook(lambda layer, given, output: outputs.append(output))
-
-    def learn() -> None:
-        outputs.clear()
-        module.zero_grad(set_to_none=True)
-        acts.act(unflatten(of, [values.to(device) for values in rows]), carry)
-        found = [output.sum() for output in outputs if getattr(output, "requires_grad", False)]
-        if not found:
-            raise GradientError("no layer of the policy's module returned a tensor with a gradient")
-        torch.autograd.backward(found)
-        found[0].item()  # A GPU works in order, so this read waits for the whole backward pass.
-
-    learn()
-    return learn
 
 
 REFERENCE = "SyncVectorEnv"

@@ -25,7 +25,15 @@ def with_examples(*examples: str) -> dict[str, Any]:
     return {"epilog": _TITLE + "\n".join(f"  {example}" for example in examples), "formatter_class": _Formatter}
 
 
-def add_command(commands: Any, name: str, about: str, more: str, examples: Sequence[str], run: Run | None) -> Any:
+def add_command(
+    commands: Any,
+    name: str,
+    about: str,
+    more: str,
+    examples: Sequence[str],
+    run: Run | None,
+    aliases: Sequence[str] = (),
+) -> Any:
     """Add a command.
 
     Args:
@@ -36,8 +44,9 @@ def add_command(commands: Any, name: str, about: str, more: str, examples: Seque
         examples: Command lines, each of which works without a change.
         run: Function that runs the command and returns its exit status or ``None``. A command with commands of its own
             has none.
+        aliases: Former names of the command.
     """
-    one = commands.add_parser(name, help=about, description=more, **with_examples(*examples))
+    one = commands.add_parser(name, help=about, description=more, aliases=aliases, **with_examples(*examples))
     one.set_defaults(run=run)
     return one
 

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parenv.bench.benchmark import bench
+from parenv.bench.benchmark import ADVISE_IS_BENCH, bench
 from parenv.bench.display import make_display, plot
 from parenv.bench.failure_report import failure_report
 from parenv.bench.lineage_plot import lineage
 from parenv.bench.output_files import check_plotting, check_writable, write_text
 from parenv.bench.run_report import report
-from parenv.bench.setting_advice import advise
 from parenv.cli.check import add_check_command
 from parenv.cli.evaluate import add_eval_command
 from parenv.cli.help import ENV_HELP, add_command, given, with_examples, with_flags
@@ -72,13 +71,12 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(
         prog="parenv",
         description="Parallel workers for Gymnasium environments.",
-        **with_examples("parenv bench CartPole-v1", "parenv advise CartPole-v1", "parenv --version"),
+        **with_examples("parenv bench CartPole-v1", "parenv --version"),
     )
     whole.add_argument("--version", action="version", version=f"parenv {VERSION}")
     commands = whole.add_subparsers(dest="command", required=True)
     for add in (
         _add_bench,
-        _add_advise,
         add_check_command,
         _add_report,
         _add_lineage,
@@ -104,13 +102,13 @@ def _add_bench(commands: Any) -> None:
             "parenv bench my_package.envs:make_env --agent my_package.agents:make --json bench.json",
         ],
         _run_bench,
+        aliases=["advise"],
     )
     one.add_argument("env", help=ENV_HELP)
     one.add_argument(
         "--agent",
         metavar="MODULE:FACTORY",
-        help="Function that makes the policy of the pools, alone or with learn and loss_fn as for advise "
-        "(default: a small MLP).",
+        help="Function that makes the policy of the pools (default: a small MLP).",
     )
     one.add_argument(
         "--seconds",
@@ -127,6 +125,7 @@ def _add_bench(commands: Any) -> None:
     )
     one.add_argument("--repeats", type=int, default=5, metavar="N", help="Measurements of each system (default: 5).")
     one.add_argument("--no-pool", dest="pool", action="store_false", help="Measure vector envs only, without a policy.")
+    one.add_argument("--rollout-length", type=_no_length, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     one.add_argument("--json", type=Path, metavar="PATH", help="File for the report.")
     one.add_argument("--plot", type=Path, metavar="PATH", help="Picture file for bars, such as out.png.")
 
@@ -174,46 +173,14 @@ def _add_lineage(commands: Any) -> None:
     one.add_argument("--output", type=Path, metavar="PATH", help="Picture file (default: a .png beside the lineage).")
 
 
-def _add_advise(commands: Any) -> None:
-    one = add_command(
-        commands,
-        "advise",
-        "find the fastest setting of a pool on this machine",
-        "Train in short runs, report where the time goes, and recommend the fastest setting, with its measured gain.",
-        [
-            "parenv advise CartPole-v1",
-            "parenv advise CartPole-v1 --agent my_package.agents:make --json advice.json",
-        ],
-        _run_advise,
-    )
-    one.add_argument("env", help=ENV_HELP)
-    one.add_argument(
-        "--agent",
-        metavar="MODULE:FACTORY",
-        help="Function that makes a policy, (policy, learn), or (policy, learn, loss_fn), where learn(rollout) is the "
-        "update (default: a small MLP that learns nothing).",
-    )
-    one.add_argument(
-        "--seconds",
-        type=float,
-        default=15.0,
-        help="Time for measurements in seconds, without the start of the pools (default: 15).",
-    )
-    one.add_argument("--num-envs", type=int, metavar="N", help="Present sub-environments (default: 8 per worker).")
-    one.add_argument("--num-workers", type=int, metavar="N", help="Present workers (default: one per core).")
-    one.add_argument("--rollout-length", type=int, metavar="T", help="Present rollout length (default: at most 128).")
-    one.add_argument("--json", type=Path, metavar="PATH", help="File for the report.")
-
-
-def _run_advise(options: argparse.Namespace) -> None:
-    check_writable(options.json)
-    report = advise(**given(options), watch=lambda doing: print(doing, flush=True))
-    print(report)
-    if options.json is not None:
-        write_text(options.json, report.to_json())
+def _no_length(value: str) -> None:
+    """Refuse an option of ``parenv advise``."""
+    raise argparse.ArgumentTypeError("parenv bench chooses the length itself. Leave this option out.")
 
 
 def _run_bench(options: argparse.Namespace) -> None:
+    if options.command == "advise":
+        print(f"parenv advise {ADVISE_IS_BENCH}", file=sys.stderr)
     check_writable(options.json, options.plot)
     if options.plot is not None:
         check_plotting(options.plot)

@@ -10,17 +10,6 @@ from parenv.policy.copies import copied
 from parenv.policy.snapshots import module_of, tensors_of
 
 
-def accelerator(policy: Any) -> str | None:
-    """Return the device type that torch finds for a policy's module, ``"cuda"`` or ``"mps"``, or ``None``."""
-    if module_of(policy) is None:
-        return None
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else None
-
-
 def check_devices(devices: Iterable[str], option: str = "device") -> None:
     """Check that torch finds these devices on this machine.
 

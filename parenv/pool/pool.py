@@ -425,7 +425,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         """Report what each part of the run takes, who waits for whom, and which limits were reached.
 
         The facts are attributes of the result. Its text has a line for each fact, and names the setting at which a fact
-        clearly points. ``parenv advise`` measures which setting is the fastest.
+        clearly points.
 
         Raises:
             ConfigurationError: The pool has not yielded a rollout yet.

@@ -41,9 +41,8 @@ def torchrl_was_called_before() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("command", ["bench", "advise"])
-def test_a_closed_pipe_ends_the_command_without_a_message(command: str) -> None:
-    arguments = [sys.executable, "-m", "parenv", command, "CartPole-v1", "--seconds", "0.5", "--num-workers", "1"]
+def test_a_closed_pipe_ends_the_command_without_a_message() -> None:
+    arguments = [sys.executable, "-m", "parenv", "bench", "CartPole-v1", "--seconds", "0.5", "--num-workers", "1"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -1,13 +1,10 @@
-"""Check the facts derived from statistics, the search over settings with given rates, and the advice reports."""
+"""Check the facts derived from statistics, and their texts."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,8 +12,6 @@ import pytest
 from parenv import ConfigurationError
 from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
 from parenv.advice import Advice, Fact, Setting, facts_of, in_lines
-from parenv.bench.measuring import machine
-from parenv.bench.setting_advice import AdviceReport, ShortRun, advise, fastest, moves_for
 from parenv.pool.statistics import PoolStatistics
 
 SETTING = Setting(2, 32, "sync", "experience", 128)
@@ -135,25 +130,9 @@ def test_the_text_has_the_setting_and_a_line_for_each_fact_that_is_not_zero() ->
     assert in_lines("nothing", [Fact("restarts", 0, "workers")]) == []
 
 
-def test_a_setting_can_be_pasted_and_compared() -> None:
+def test_a_setting_can_be_pasted() -> None:
     options = replace(SETTING, num_workers=1, step_workers=4, worker_device="cuda")
-    assert options.changes(SETTING) == "num_workers=1, workers=WorkerOptions(step_workers=4, device='cuda')"
-    assert SETTING.changes(SETTING) == ""
-    assert (SETTING.update_size, replace(SETTING, mode="async").update_size) == (4096, 2048)
-    assert replace(SETTING, rollout_length="episode").update_size == 32
-    assert replace(SETTING, num_workers=0, mode="async").update_size == 4096
-
-
-def search(rate: Callable[[Setting], float], present: Setting = SETTING, **options: Any) -> tuple[Setting, Any]:
-    """Return the recommended setting and all measured settings in order."""
-    measured: list[Setting] = []
-
-    def rate_of(setting: Setting) -> float:
-        measured.append(setting)
-        return rate(setting)
-
-    moves = moves_for(options.get("can_share_learning", False), options.get("accelerator"))
-    return fastest(present, moves, rate_of), measured
+    assert str(options).endswith("rollout_length=128, workers=WorkerOptions(step_workers=4, device='cuda')")
 
 
 def hints(found: Advice) -> dict[str, str]:
@@ -213,152 +192,6 @@ def test_a_bound_on_the_gain_is_a_number_only_if_the_loop_does_something_else(wa
     costs = RunCosts(16, 2, "sync", False, 1000, 1000 * waiting, 1000 * waiting, 1000 * (1 - waiting) + 1e-9)
     of_run = sentence.replace("the loop", "the run").replace("workers", "environments")
     assert str(RunAdvice(costs)).splitlines()[-1] == of_run
-
-
-def test_a_setting_that_no_change_improves_is_kept_and_each_change_is_measured_once() -> None:
-    best, measured = search(lambda setting: 1000.0)
-    assert best == SETTING
-    assert [setting.changes(SETTING) for setting in measured] == [
-        "",
-        "num_workers=4",
-        "num_workers=0",
-        "num_workers=1",
-        "num_envs=64",
-        "num_envs=16",
-        "mode='async'",
-        "rollout_length=256",
-        "rollout_length=64",
-        "num_workers=1, workers=WorkerOptions(step_workers=2)",
-    ]
-
-
-def test_a_difference_below_a_tenth_is_not_worth_a_change() -> None:
-    assert search(lambda setting: 1.05 if setting.mode == "async" else 1.0)[0] == SETTING
-    assert search(lambda setting: 1.15 if setting.mode == "async" else 1.0)[0] == replace(SETTING, mode="async")
-
-
-def test_sleeping_environments_get_workers_until_more_do_not_help() -> None:
-    present = replace(SETTING, num_envs=4)
-    best, measured = search(lambda setting: min(setting.num_workers, 32), present)
-    assert (best.num_workers, best.num_envs) == (32, 32), "there is a sub-environment for each worker"
-    assert max(setting.num_workers for setting in measured) == 64
-    assert search(lambda setting: setting.num_workers, present)[0].num_workers == 128, "the search has an end"
-
-
-def test_no_workers_are_recommended_if_workers_are_slower() -> None:
-    best, measured = search(lambda setting: 100.0 if setting.num_workers == 0 else 10.0, can_share_learning=True)
-    assert best == replace(SETTING, num_workers=0)
-    without = measured[measured.index(best) + 1 :]
-    assert all((one.mode, one.parallelism, one.step_workers) == ("sync", "experience", None) for one in without)
-    assert search(lambda setting: 1 / max(1, setting.num_workers))[0].num_workers in (0, 1)
-
-
-def test_the_search_finds_the_best_value_of_each_argument() -> None:
-    def rate(setting: Setting) -> float:
-        gradient = 3.0 if setting.parallelism == "gradient" else 1.0
-        device = 2.0 if setting.worker_device == "cuda" else 1.0
-        return gradient * device / abs(setting.rollout_length - 33) / abs(setting.num_envs - 65)  # type: ignore[operator]
-
-    best, _ = search(rate, can_share_learning=True, accelerator="cuda")
-    assert best == Setting(2, 64, "sync", "gradient", 32, worker_device="cuda")
-    assert search(rate)[0] == Setting(2, 64, "sync", "experience", 32)
-    stepped, _ = search(lambda setting: 2.0 if setting.step_workers else 1.0)
-    assert (stepped.num_workers, stepped.step_workers) == (1, 2)
-
-
-def test_step_workers_need_two_sub_environments_each() -> None:
-    _, measured = search(lambda setting: 1.0, replace(SETTING, num_envs=2))
-    assert not any(setting.step_workers for setting in measured)
-
-
-def advised(monkeypatch: pytest.MonkeyPatch, rates: Callable[[Setting, int], float]) -> AdviceReport:
-    """Return the advice for runs whose rates are a function of their setting and their number."""
-    numbers = itertools.count()
-
-    def trained(environment: Any, agent: Any, setting: Setting, seconds: float) -> tuple[float, Advice]:
-        return rates(setting, next(numbers)), advice(setting)
-
-    monkeypatch.setattr("parenv.bench.setting_advice._trained", trained)
-    return advise("CartPole-v1", seconds=0.1, num_workers=2, num_envs=32, rollout_length=128)
-
-
-def test_the_fastest_setting_alternates_with_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[Setting] = []
-
-    def rates(setting: Setting, number: int) -> float:
-        measured.append(setting)
-        return (3000.0 if setting.mode == "async" else 1000.0) + number
-
-    found = advised(monkeypatch, rates)
-    best = replace(SETTING, mode="async")
-    assert (found.recommended, found.advice.setting) == (best, SETTING)
-    assert measured[-6:] == [SETTING, best] * 3
-    assert found.recommended_steps_per_second - found.present_steps_per_second == 2001.0, "medians of neighbours"
-    assert [run.setting for run in found.runs] == measured[:-6]
-
-
-def test_a_gain_that_does_not_repeat_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = advised(monkeypatch, lambda setting, number: 5000.0 if number == 1 else 1000.0)
-    assert found.runs[1].env_steps_per_second == 5000.0
-    assert (found.recommended, found.gain) == (SETTING, 1.0)
-
-
-def test_a_setting_that_fails_is_not_recommended_and_the_present_one_must_not_fail(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def rates(setting: Setting, number: int) -> float:
-        if setting.mode == wrong:
-            raise ConfigurationError("the learner does not run") from ValueError("lost")
-        return 1000.0
-
-    wrong = "async"
-    found = advised(monkeypatch, rates)
-    assert {run.failure for run in found.runs if run.setting.mode == "async"} == {"ValueError: lost"}
-    assert found.recommended == SETTING
-    wrong = "sync"
-    with pytest.raises(ConfigurationError, match=r"^the learner does not run$"):
-        advised(monkeypatch, rates)
-
-
-def report(recommended: Setting, before: float, after: float, **facts: Any) -> AdviceReport:
-    runs = ShortRun(SETTING, 1000.0), ShortRun(recommended, 0.0, "ValueError: lost")
-    return AdviceReport(
-        "Some-v0", machine() | facts, advice(), {"cpu": {32: 1e-6, 128: 5e-7}}, runs, recommended, before, after
-    )
-
-
-def test_a_report_ends_with_the_setting_to_take_and_its_measured_gain() -> None:
-    text = str(report(replace(SETTING, num_workers=8), 1000.0, 2000.0))
-    assert text.endswith(
-        "\ntake num_workers=8, num_envs=32, mode='sync', parallelism='experience', rollout_length=128\n"
-        "it is 2.00 times as fast as the present setting: 2,000 instead of 1,000 env steps/s, medians of 3 runs in turn"
-    )
-    assert "\n  cpu: 1 µs in a mini-batch of 32, 0.5 µs in a mini-batch of 128\n" in text
-    assert (
-        "\n  present setting: 1,000 env steps/s, 1.00 times as fast\n  num_workers=8: failed: ValueError: lost\n"
-        in text
-    )
-
-
-def test_a_different_update_size_is_reported_with_the_recommendation() -> None:
-    text = str(report(replace(SETTING, mode="async"), 1000.0, 2000.0))
-    assert text.endswith("an update then learns from 2,048 env steps instead of 4,096: check that it learns as well")
-
-
-def test_a_report_may_keep_the_setting_and_its_json_is_complete() -> None:
-    kept = report(SETTING, 1000.0, 1000.0)
-    assert str(kept).endswith("\nkeep the present setting: no other is at least 1.1 times as fast")
-    found = json.loads(kept.to_json())
-    assert found["gain"] == 1.0
-    assert found["recommended"] == asdict(SETTING)
-    assert found["learning_s"]["cpu"]["32"] == 1e-6
-    assert found["runs"][1]["failure"] == "ValueError: lost"
-
-
-def test_a_report_warns_of_a_busy_machine() -> None:
-    idle, busy = (str(report(SETTING, 1.0, 1.0, cores=2, load_average=load)) for load in (0.5, 1.5))
-    assert "Warning" not in idle
-    assert "Warning: the load average before was 1.5 on 2 cores." in busy
 
 
 def test_the_advice_for_an_sb3_run_has_the_share_of_each_part_of_the_time() -> None:

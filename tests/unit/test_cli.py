@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import parenv.bench
 from parenv.bench import benchmark as bench_module
 from parenv.bench import output_files
 from parenv.bench.agent import RandomNetwork
@@ -43,7 +45,6 @@ from parenv.bench.measuring import (
     rollout_length,
     worker_counts,
 )
-from parenv.bench.setting_advice import advise
 from parenv.bench.subjects import acting, random_rows, step_cost
 from parenv.cli import evaluate as evaluate_module
 from parenv.cli.main import main, parser
@@ -71,6 +72,9 @@ def with_learn():
 
 def with_learn_and_loss():
     return Net(), print, print
+
+def wrong_size():
+    return torch.nn.Linear(8, 2)
 """
 
 
@@ -124,7 +128,7 @@ def test_a_report_ends_with_the_fastest_systems_of_each_size_and_warns_of_a_busy
         "Fastest with 8 envs: ParallelVectorEnv, 2 workers, 2,000 env steps per second.",
         "Fastest with 64 envs: AsyncWorkerPool, async, 1 worker, 4,000 env steps per second.",
     ]
-    assert advise.startswith("parenv advise also measures your learner")
+    assert advise == "In a training loop, pool.advice() also measures your learner, and names the setting to change."
     busy = replace(idle, machine={**idle.machine, "load_average": 1.5})
     assert "the load average before was 1.5 on 2 cores. Repeat" in closing_lines(busy)[1]
 
@@ -212,7 +216,8 @@ def test_a_message_of_a_command_names_its_flags(
         (["builtins:dict"], "must make a gymnasium.Env, got {}"),
         (["CartPole-v1", "--agent", "math:nothing"], "has no attribute 'nothing'"),
         (["CartPole-v1", "--agent", "builtins:input"], "the agent builtins:input cannot be made"),
-        (["CartPole-v1", "--agent", "builtins:tuple"], "the agent must be a policy, (policy, learn) or (policy, learn"),
+        (["CartPole-v1", "--agent", "builtins:tuple"], "the agent builtins:tuple cannot be made: IndexError"),
+        (["CartPole-v1", "--agent", "my_agents:wrong_size"], "the agent cannot act on 64 observations of Box([-4.8"),
         (["CartPole-v1", "--seconds", "0"], "seconds must be positive, got 0.0"),
         (["CartPole-v1", "--repeats", "0"], "repeats must be"),
         (["CartPole-v1", "--num-envs", "0"], "num_envs must be"),
@@ -224,9 +229,15 @@ def test_a_message_of_a_command_names_its_flags(
     ],
 )
 def test_invalid_arguments_are_refused_before_anything_starts(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(bench_module, "interleaved", pytest.fail)
+    (tmp_path / "my_agents.py").write_text(AGENTS)
+    monkeypatch.syspath_prepend(tmp_path)
     assert main(["bench", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("parenv bench: ")
@@ -325,7 +336,7 @@ def test_the_small_network_fits_any_space_of_fixed_size_and_any_device(space: An
 def test_a_space_without_a_fixed_size_needs_an_agent_or_no_pool(text_is: str) -> None:
     both = {"observation_space": spaces.Discrete(2), "action_space": spaces.Discrete(2), text_is: spaces.Text(3)}
     with pytest.raises(ConfigurationError) as refused:
-        advise(lambda: Sensitive(**both))
+        RandomNetwork(**both)
     assert re.fullmatch(
         r"the default policy, a small network, does not support Text\(.*\)\. "
         r"Pass another policy with agent=\.\.\. or --agent module:factory\.",
@@ -342,6 +353,26 @@ def test_bench_takes_the_policy_of_an_agent_that_learns(tmp_path: Path, monkeypa
     monkeypatch.setattr(bench_module, "interleaved", lambda subjects, *_: [Found([1.0]) for _ in subjects])
     for name in ("policy", "with_learn", "with_learn_and_loss"):
         assert bench("CartPole-v1", agent=f"agents_that_learn:{name}").sizes_bytes["weights"] == 64
+
+
+def test_advise_is_deprecated_and_runs_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "agents_to_advise.py").write_text(AGENTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(bench_module, "interleaved", lambda subjects, *_: [Found([1.0]) for _ in subjects])
+    with pytest.warns(DeprecationWarning, match=r"^parenv\.bench\.advise is deprecated and runs bench\. For"):
+        report = parenv.bench.advise("CartPole-v1", agent=import_module("agents_to_advise").with_learn, num_workers=2)
+    assert report.sizes_bytes["weights"] == 64
+    assert main(["advise", "CartPole-v1", "--agent", "agents_to_advise:policy", "--num-workers", "1"]) == 0
+    printed = capsys.readouterr()
+    assert "env steps per second" in printed.out
+    assert printed.err == (
+        "parenv advise is deprecated and runs bench. For the bottleneck of a training loop, print pool.advice().\n"
+    )
+    with pytest.raises(SystemExit, match="2"):
+        main(["advise", "CartPole-v1", "--rollout-length", "8"])
+    assert "argument --rollout-length: parenv bench chooses the length itself." in capsys.readouterr().err
 
 
 def test_the_plan_fits_the_machine_and_the_budget() -> None:

@@ -117,10 +117,10 @@ def test_a_module_that_cannot_be_imported_is_shown_where_it_breaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, "import math\nmath.sqrt(-1)\n", monkeypatch, "breaks_at_import")
-    assert main(["advise", "CartPole-v1", "--agent", "breaks_at_import:make"]) == 2
+    assert main(["bench", "CartPole-v1", "--agent", "breaks_at_import:make"]) == 2
     sentence, where, *_ = capsys.readouterr().err.splitlines()
     assert sentence.startswith(
-        "parenv advise: the module 'breaks_at_import' of 'breaks_at_import:make' cannot be imported"
+        "parenv bench: the module 'breaks_at_import' of 'breaks_at_import:make' cannot be imported"
     )
     assert where == f'  File "{path}", line 2, in <module>'
 

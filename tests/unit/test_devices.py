@@ -1,4 +1,4 @@
-"""Check the device of a policy's module, copies on other devices, and the accelerator, without a GPU."""
+"""Check the device of a policy's module, and copies on other devices, without a GPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
-import pytest
 import torch
 from torch import nn
 
 from parenv import TorchPolicy
 from parenv.memory.spaces import leaves
-from parenv.policy.devices import accelerator, device_of, on_device
+from parenv.policy.devices import device_of, on_device
 from parenv.worker.actor import Actor
 
 
@@ -47,16 +46,6 @@ def test_the_device_of_a_policy_is_that_of_its_module() -> None:
     assert device_of(nn.Linear(1, 1)) == "cpu"
     assert device_of(nn.Identity()) == "cpu"
     assert device_of(len) == "cpu"
-
-
-@pytest.mark.parametrize(("cuda", "mps", "found"), [(True, False, "cuda"), (False, True, "mps"), (False, False, None)])
-def test_the_accelerator_is_the_device_that_torch_finds(
-    cuda: bool, mps: bool, found: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
-    monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
-    assert accelerator(nn.Linear(1, 1)) == found
-    assert accelerator(len) is None
 
 
 def test_an_actor_moves_its_policy_to_the_device_before_the_first_action() -> None:
