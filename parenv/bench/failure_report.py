@@ -32,10 +32,11 @@ def failure_report(path: str | os.PathLike[str]) -> str:
     ...     print(failure_report(folder))
     trace.json: no failures, no lost episodes
     """
-    return "\n\n".join("\n".join(_lines(read_timeline(trace))) for trace in find_traces(Path(path)))
+    return "\n\n".join("\n".join(failure_lines(read_timeline(trace))) for trace in find_traces(Path(path)))
 
 
-def _lines(timeline: Timeline) -> Iterator[str]:
+def failure_lines(timeline: Timeline) -> Iterator[str]:
+    """Yield the lines of the text about one trace."""
     log = timeline.failures
     failures, lost, lost_by_env = log.failures(), log.lost_by_reason(), log.lost_by_env()
     count, lost_count = sum(one.count for one in failures), sum(lost.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +31,12 @@ class Track:
     Args:
         name: ``"driver"``, or a name such as ``"worker 3"``.
         pieces: Begin and end of each activity in seconds, float64 ``[N, 2]``, by name.
-        env_steps: Env steps of a worker's rollouts, int64 ``[N]``, one value for each piece of ``"env"``.
+        env_steps: Number of env steps in a worker's rollouts.
     """
 
     name: str
     pieces: Mapping[str, Any]
-    env_steps: Any
+    env_steps: int
 
     @property
     def seconds(self) -> float:
@@ -48,88 +48,37 @@ class Track:
         spent = {name: float((pieces[:, 1] - pieces[:, 0]).sum()) for name, pieces in self.pieces.items()}
         if "learn" in spent:
             learned_until = self.pieces["learn"][:, 1].max(initial=0.0)
-            for name in NESTED:
-                pieces = self.pieces.get(name, np.zeros((0, 2)))
-                pieces = pieces[pieces[:, 0] < learned_until]
-                spent["learn"] -= float((pieces[:, 1] - pieces[:, 0]).sum())
+            for pieces in (self.pieces[name] for name in NESTED if name in self.pieces):
+                inside = pieces[pieces[:, 0] < learned_until]
+                spent["learn"] -= float((inside[:, 1] - inside[:, 0]).sum())
         total = self.seconds
         fractions = {name: max(0.0, seconds) / total for name, seconds in spent.items()} if total else {}
         return {**fractions, UNRECORDED: max(0.0, 1.0 - sum(fractions.values()))} if total else {}
 
-    def env_steps_until(self, seconds: Any) -> Any:
-        """Return the env steps collected until each of ``N`` times, interpolated within a rollout, ``[N]``."""
-        if not len(self.env_steps):
-            return np.zeros(len(seconds))
-        total = np.cumsum(self.env_steps)
-        # A trace that breaks off can have a piece of acting without its piece of stepping.
-        began, ended = self.pieces["act"][: len(total), 0], self.pieces["env"][:, 1]
-        times = np.stack([began, ended], 1).ravel()
-        return np.interp(seconds, times, np.stack([total - self.env_steps, total], 1).ravel())
-
 
 @dataclass(frozen=True)
-class Loss:
-    """Loss of a worker or a sub-environment.
+class Returns:
+    """Returns of episodes in the order of their arrival, or mean returns of evaluations. Fields have shape ``[N]``.
 
     Args:
-        what: ``"worker"`` or ``"sub-environment"``.
-        worker: Index of the worker.
-        seconds: Time of the loss.
-        reason: Reason as text.
+        values: Returns, NaN if a return is not finite.
+        env_steps: Env steps of the whole run at that time. NaN for evaluations in traces of older versions of parenv.
+        seconds: Seconds at that time.
     """
 
-    what: str
-    worker: int
-    seconds: float
-    reason: str
-
-    @property
-    def who(self) -> str:
-        """Name of the lost worker or sub-environment."""
-        return f"worker {self.worker}" if self.what == "worker" else f"{self.what} of worker {self.worker}"
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """Finished episodes in the order of their arrival. Each field has shape ``[K]``.
-
-    Args:
-        returns: Returns, NaN if a return is not finite.
-        lengths: Lengths in env steps.
-        env_steps: Env steps of the whole run at the arrival.
-        seconds: Time of the arrival.
-    """
-
-    returns: Any
-    lengths: Any
+    values: Any
     env_steps: Any
     seconds: Any
 
     def __len__(self) -> int:
-        return len(self.returns)
+        return len(self.values)
 
     def running_mean(self, window: int = WINDOW) -> Any:
-        """Return the mean of the last finite returns at each episode, ``[K]``, NaN without any."""
-        known = np.isfinite(self.returns)
-        sums = np.cumsum(np.where(known, self.returns, 0.0))
-        counts = np.cumsum(known)
+        """Return the mean of the last finite returns at each episode, ``[N]``, NaN without any."""
+        known = np.isfinite(self.values)
+        sums, counts = np.cumsum(np.where(known, self.values, 0.0)), np.cumsum(known)
         sums[window:], counts[window:] = sums[window:] - sums[:-window], counts[window:] - counts[:-window]
         return np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
-
-
-@dataclass(frozen=True)
-class Evaluations:
-    """Evaluations of the policy. Each field has shape ``[N]``.
-
-    Args:
-        seconds: Time of the end of each evaluation.
-        env_steps: Env steps of the run at its begin, NaN in traces of older versions of parenv.
-        mean_returns: Mean returns, NaN if a mean is not finite.
-    """
-
-    seconds: Any
-    env_steps: Any
-    mean_returns: Any
 
 
 @dataclass(frozen=True)
@@ -145,9 +94,10 @@ class Timeline:
         arrived_s: Arrival of each rollout in seconds, float64 ``[N]``.
         env_steps: Env steps of each rollout, int64 ``[N]``.
         policy_lag: Policy lag of each rollout in publishes, int64 ``[N]``.
-        episodes: Episodes that ended in these rollouts.
-        evaluations: Evaluations of the policy.
-        losses: Losses of workers and sub-environments.
+        episodes: Returns of the episodes that ended in these rollouts.
+        lengths: Lengths of these episodes in env steps, int64 ``[K]``.
+        evaluations: Mean returns of evaluations.
+        lost_s: Times at which a worker or a sub-environment was lost, in seconds.
         failures: Failures and lost episodes, counted by sub-environment.
     """
 
@@ -159,9 +109,10 @@ class Timeline:
     arrived_s: Any
     env_steps: Any
     policy_lag: Any
-    episodes: Episodes
-    evaluations: Evaluations
-    losses: tuple[Loss, ...]
+    episodes: Returns
+    lengths: Any
+    evaluations: Returns
+    lost_s: Any
     failures: FailureLog
 
     @property
@@ -170,14 +121,9 @@ class Timeline:
         return (self.driver, *self.workers)
 
     @property
-    def num_envs(self) -> int:
-        """Number of sub-environments in all workers together."""
-        return sum(self.about["sub-environments of each worker"])
-
-    @property
     def seconds(self) -> float:
         """Seconds from the first request for a rollout to the end."""
-        return max([track.seconds for track in self.tracks])
+        return max(track.seconds for track in self.tracks)
 
     @property
     def total_env_steps(self) -> int:
@@ -185,31 +131,14 @@ class Timeline:
         return int(self.env_steps.sum())
 
     @property
-    def env_steps_per_second(self) -> float:
-        """Mean env steps per second of the whole run."""
-        return self.total_env_steps / self.seconds if self.seconds else 0.0
-
-    @property
     def restarts(self) -> int:
         """Number of worker processes that replaced another one."""
         return sum(len(track.pieces.get("restart", ())) for track in self.workers)
-
-    @property
-    def cycle_s(self) -> float:
-        """Median seconds from one rollout of a worker to its next, or the whole time without a next one."""
-        cycles = [np.diff(track.pieces["env"][:, 1]) for track in self.workers if "env" in track.pieces]
-        known = np.concatenate(cycles) if cycles else np.zeros(0)
-        # Rollouts that ended before the first request all have time 0.
-        known = known[known > 0]
-        return float(np.median(known)) if len(known) else self.seconds
 
     def env_steps_at(self, seconds: float) -> float:
         """Return the env steps that had arrived at a time, including those before the trace."""
         before = int(np.searchsorted(self.arrived_s, seconds, "right"))
         return float(self.about["env_steps"] + self.env_steps[:before].sum())
-
-
-_LOST = {"lost": "worker", "replaced": "sub-environment"}
 
 
 def find_traces(path: Path) -> list[Path]:
@@ -260,18 +189,14 @@ def _is_trace(path: Path) -> bool:
 
 
 class _Reader:
-    """Reader of events, which collects them in arrays."""
+    """Reader of events. It keeps numbers in arrays, because the trace of a long run has millions of events."""
 
     def __init__(self) -> None:
         self.about: Mapping[str, Any] = {}
         self._is_finished = False
-        self._since_us: float | None = None
         self._pieces: dict[int, dict[str, array[float]]] = defaultdict(lambda: defaultdict(lambda: array("d")))
-        self._worker_env_steps: dict[int, array[int]] = defaultdict(lambda: array("q"))
-        self._arrived_us, self._env_steps, self._lags = array("d"), array("q"), array("q")
-        self._returns, self._lengths, self._rollouts = array("d"), array("q"), array("q")
-        self._evaluated_us, self._evaluated = array("d"), array("d")
-        self._losses: list[tuple[str, int, float, str]] = []
+        self._env_steps: Counter[int] = Counter()
+        self._rollouts, self._episodes, self._evaluations, self._lost = (array("d") for _ in range(4))
         self._failures = FailureLog()
 
     def add_line(self, line: str) -> None:
@@ -282,12 +207,12 @@ class _Reader:
 
     def timeline(self, name: str) -> Timeline:
         """Return the timeline of all events so far."""
-        num_workers = len(self.about["sub-environments of each worker"])
-        driver, *workers = map(self._track, range(DRIVER, DRIVER + 1 + num_workers))
-        rollouts = np.array(self._rollouts, np.int64)
-        arrived_s, env_steps = self._seconds(self._arrived_us), np.array(self._env_steps, np.int64)
+        driver, *workers = map(self._track, range(1 + len(self.about["sub-environments of each worker"])))
+        arrived, env_steps, lag = _columns(self._rollouts)
+        rollout, returns, lengths = _columns(self._episodes)
+        evaluated, at_env_steps, means = _columns(self._evaluations)
+        arrived_s, rollout = self._seconds(arrived), rollout.astype(np.int64)
         so_far = self.about["env_steps"] + np.cumsum(env_steps)
-        returns = np.array(self._returns)
         return Timeline(
             name=name,
             about=self.about,
@@ -295,60 +220,59 @@ class _Reader:
             driver=driver,
             workers=tuple(workers),
             arrived_s=arrived_s,
-            env_steps=env_steps,
-            policy_lag=np.array(self._lags, np.int64),
-            episodes=Episodes(returns, np.array(self._lengths, np.int64), so_far[rollouts], arrived_s[rollouts]),
-            evaluations=Evaluations(self._seconds(self._evaluated_us), *np.array(self._evaluated).reshape(-1, 2).T),
+            env_steps=env_steps.astype(np.int64),
+            policy_lag=lag.astype(np.int64),
+            episodes=Returns(returns, so_far[rollout], arrived_s[rollout]),
+            lengths=lengths.astype(np.int64),
+            evaluations=Returns(means, at_env_steps, self._seconds(evaluated)),
+            lost_s=self._seconds(self._lost),
             failures=self._failures,
-            losses=tuple(Loss(what, who, float(self._seconds([us])[0]), why) for what, who, us, why in self._losses),
         )
 
     def _add(self, event: Mapping[str, Any]) -> None:
-        phase, name = event["ph"], event["name"]
-        if phase == "X":
-            self._add_piece(event, name)
-        elif phase == "i" and name == "rollout":
-            self._add_rollout(event["ts"], event["args"])
-        elif phase == "i" and name == "evaluated":
-            mean, env_steps = event["args"]["mean return"], event["args"].get("env_steps")
-            self._evaluated_us.append(event["ts"])
-            self._evaluated.extend(np.nan if value is None else value for value in (env_steps, mean))
-        elif phase == "i" and name in _LOST:
-            self._add_loss(_LOST[name], event["tid"] - DRIVER - 1, event["ts"], event["args"])
-        elif phase == "M" and name == "parenv":
-            self.about = event["args"]
-
-    def _add_piece(self, event: Mapping[str, Any], name: str) -> None:
-        track, began = event["tid"], event["ts"]
-        self._pieces[track][name].extend((began, began + event["dur"]))
-        if track == DRIVER and name == "wait" and self._since_us is None:
-            self._since_us = began
-        if track != DRIVER and name == "env":
-            self._worker_env_steps[track].append(event["args"]["env_steps"])
-
-    def _add_loss(self, what: str, worker: int, at: float, about: Mapping[str, Any]) -> None:
-        self._losses.append((what, worker, at, about["reason"]))
-        if "ended_by" in about:
-            self._failures.add(Failure.of_data(about))
-        else:  # A trace of parenv 0.2.0.
-            ended_by = WORKER_DIED if what == "worker" else ENVIRONMENT_ERROR
-            self._failures.add(Failure(worker, None, ended_by, "", about["reason"]))
-
-    def _add_rollout(self, at: float, about: Mapping[str, Any]) -> None:
-        returns = about.get("returns", ())
-        self._rollouts.extend([len(self._env_steps)] * len(returns))
-        self._returns.extend(np.nan if value is None else value for value in returns)
-        self._lengths.extend(about.get("lengths", ()))
-        self._failures.add_lost(about.get("lost", ()))
-        self._arrived_us.append(at)
-        self._env_steps.append(about["env_steps"])
-        self._lags.append(about["policy_lag"])
+        about: Mapping[str, Any] = event.get("args", {})
+        match event["ph"], event["name"]:
+            case "M", "parenv":
+                self.about = about
+            case "X", name:
+                self._pieces[event["tid"]][name].extend((event["ts"], event["ts"] + event["dur"]))
+                if name == "env":
+                    self._env_steps[event["tid"]] += about["env_steps"]
+            case "i", "rollout":
+                returns, number = about.get("returns", ()), len(self._rollouts) // 3
+                for value, length in zip(returns, about.get("lengths", ()), strict=True):
+                    self._episodes.extend((number, _number(value), length))
+                self._failures.add_lost(about.get("lost", ()))
+                self._rollouts.extend((event["ts"], about["env_steps"], about["policy_lag"]))
+            case "i", "evaluated":
+                numbers = _number(about.get("env_steps")), _number(about["mean return"])
+                self._evaluations.extend((event["ts"], *numbers))
+            case "i", ("lost" | "replaced") as name:
+                self._lost.append(event["ts"])
+                self._failures.add(_failure(event["tid"] - DRIVER - 1, name, about))
 
     def _seconds(self, microseconds: Any) -> Any:
-        since = self._since_us if self._since_us is not None else float("inf")
+        since = next(iter(self._pieces[DRIVER]["wait"]), float("inf"))
         return np.maximum(0.0, 1e-6 * (np.array(microseconds, np.float64) - since))
 
-    def _track(self, track: int) -> Track:
-        pieces = {name: self._seconds(times).reshape(-1, 2) for name, times in self._pieces[track].items()}
-        name = "driver" if track == DRIVER else f"worker {track - DRIVER - 1}"
-        return Track(name, pieces, np.array(self._worker_env_steps[track], np.int64))
+    def _track(self, number: int) -> Track:
+        name, track = "driver" if number == 0 else f"worker {number - 1}", DRIVER + number
+        pieces = {name: self._seconds(times).reshape(-1, 2) for name, times in list(self._pieces[track].items())}
+        return Track(name, pieces, self._env_steps[track])
+
+
+def _columns(rows: array[float]) -> Any:
+    """Return the columns of rows with three numbers each."""
+    return np.array(rows, np.float64).reshape(-1, 3).T
+
+
+def _number(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+def _failure(worker: int, what: str, about: Mapping[str, Any]) -> Failure:
+    if "ended_by" in about:
+        return Failure.of_data(about)
+    # A trace of parenv 0.2.0.
+    ended_by = WORKER_DIED if what == "lost" else ENVIRONMENT_ERROR
+    return Failure(worker, None, ended_by, "", about["reason"])

@@ -135,8 +135,8 @@ def _add_report(commands: Any) -> None:
         commands,
         "report",
         "draw a run from its trace",
-        "Draw a run from the trace that pool.trace(path) has written: a timeline, the time of each worker, returns, "
-        "throughput, policy lag and restarts, as one HTML file.",
+        "Draw a run from the trace that pool.trace(path) has written: curves of returns, throughput and policy lag, "
+        "the time of each worker, and failures, as one HTML file.",
         [
             "parenv report runs/1",
             "parenv report runs/1/trace.json --output run.html",

@@ -1,8 +1,8 @@
-"""Timeline of a run in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev.
+"""Trace of a run in the format of Chrome, for ``parenv report`` and https://ui.perfetto.dev.
 
 Each rollout has the time of its beginning and the durations of its parts. The main process writes them when the rollout
 is yielded, with env steps, lag, ended episodes, and lost and replaced workers. Acting and stepping alternate at every
-row of a rollout. The timeline shows each as one piece, as long as all of its parts together.
+row of a rollout. The trace has one piece of each, as long as all of its parts together.
 """
 
 from __future__ import annotations

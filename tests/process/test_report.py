@@ -54,7 +54,7 @@ def check(timeline: Timeline, statistics: PoolStatistics) -> None:
     assert timeline.total_env_steps == statistics.env_steps
     assert len(timeline.env_steps) == statistics.rollouts
     assert len(timeline.episodes) == statistics.episodes
-    assert sum(int(track.env_steps.sum()) for track in timeline.workers) == statistics.env_steps
+    assert sum(track.env_steps for track in timeline.workers) == statistics.env_steps
     assert dict(zip(*np.unique(timeline.policy_lag, return_counts=True), strict=True)) == statistics.policy_lag
     assert timeline.episodes.running_mean()[-1:] == pytest.approx([statistics.mean_return])
     for track in timeline.tracks:
@@ -79,7 +79,7 @@ def test_a_report_has_the_statistics_of_the_pool(mode: Any, num_workers: int, tm
     assert len(timeline.workers) == max(1, num_workers)
     assert timeline.about["in processes"] is (num_workers > 0)
     assert len(timeline.driver.pieces["publish"]) == statistics.rollouts
-    assert (timeline.restarts, timeline.losses) == (0, ())
+    assert (timeline.restarts, len(timeline.lost_s), timeline.failures.failures()) == (0, 0, ())
     for field, activity in (("environment_seconds", "env"), ("acting_seconds", "act"), ("waiting_seconds", "wait")):
         spent = sum(float(np.diff(track.pieces[activity]).sum()) for track in timeline.workers)
         # The pool also counts the wait for the first credit, which began before the trace.
@@ -88,7 +88,7 @@ def test_a_report_has_the_statistics_of_the_pool(mode: Any, num_workers: int, tm
     if num_workers == 3:
         page = report(tmp_path)
         assert page == tmp_path / "report.html"
-        assert page.read_text().count("<img ") == 5
+        assert page.read_text().count("<img ") == 4
 
 
 @pytest.mark.more
@@ -126,18 +126,18 @@ def test_a_killed_worker_is_in_the_report_with_the_reason(mode: Any, tmp_path: P
     timeline = read_timeline(path)
     check(timeline, statistics)
     assert timeline.restarts == statistics.worker_restarts == 1
-    [lost] = timeline.losses
-    assert lost.who == "worker 1"
-    assert "was killed by SIGKILL" in lost.reason
+    [lost] = timeline.failures.failures()
+    assert lost.worker == 1
+    assert "was killed by SIGKILL" in lost.error
     [[began, ended]] = timeline.workers[1].pieces["restart"]
-    assert began == pytest.approx(lost.seconds)
+    assert began == pytest.approx(timeline.lost_s[0])
     assert ended > began
     assert "restart" not in timeline.workers[0].pieces
     pieces = np.concatenate(list(timeline.workers[1].pieces.values()))
     pieces = pieces[pieces[:, 0].argsort()]
     assert (pieces[1:, 0] >= pieces[:-1, 1] - 1e-6).all()
     page = report(tmp_path).read_text()
-    assert "1 restart." in page
+    assert "<td>workers restarted</td><td>1</td>" in page
     assert "was killed by SIGKILL" in page
 
 
@@ -152,7 +152,7 @@ def test_a_run_that_ends_by_a_death_has_it_in_its_report(tmp_path: Path) -> None
             deque(stream, maxlen=0)
     timeline = read_timeline(path)
     assert timeline.is_finished
-    assert [lost.who for lost in timeline.losses] == ["worker 0"]
+    assert [(lost.worker, lost.count) for lost in timeline.failures.failures()] == [(0, 1)]
     assert timeline.restarts == 0
 
 
@@ -165,9 +165,10 @@ def test_replaced_sub_environments_are_in_the_report(tmp_path: Path) -> None:
             pass
         replaced = pool.statistics().env_restarts
     timeline = read_timeline(tmp_path / "trace.json")
-    assert len(timeline.losses) == replaced > 0
-    assert {lost.who for lost in timeline.losses} == {"sub-environment of worker 0"}
-    assert "ValueError: the simulator is not there" in timeline.losses[0].reason
+    failures = timeline.failures.failures()
+    assert sum(lost.count for lost in failures) == len(timeline.lost_s) == replaced > 0
+    assert {lost.who for lost in failures} <= {"env_id 0", "env_id 1"}
+    assert {lost.error for lost in failures} == {"ValueError: the simulator is not there"}
     assert timeline.restarts == 0
 
 
@@ -183,7 +184,7 @@ def test_a_report_can_be_made_during_a_run_and_a_new_trace_replaces_the_first(tm
             next(stream)
         page = report(path).read_text()
         assert "The trace is not finished" in page
-        assert page.count("<img ") == 5
+        assert page.count("<img ") == 4
         before = pool.statistics().env_steps
         pool.trace(path)
         evaluated = len(pool.evaluate(2))
@@ -223,4 +224,4 @@ def test_a_run_without_episodes_has_a_report(tmp_path: Path) -> None:
             pass
     page = report(tmp_path).read_text()
     assert "No episode ended" in page
-    assert page.count("<img ") == 4
+    assert page.count("<img ") == 2

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from parenv.bench import report
-from parenv.bench.pictures import NARROW, pictures, windows
-from parenv.bench.run_report import facts, losses_table, png
-from parenv.bench.timeline import UNRECORDED, Episodes, find_traces, read_timeline
+from parenv.bench.failure_report import failure_report
+from parenv.bench.pictures import WIDTH, pictures, png
+from parenv.bench.run_report import figures
+from parenv.bench.timeline import UNRECORDED, Returns, find_traces, read_timeline
 from parenv.cli.main import main
 from parenv.errors import ConfigurationError, ParenvError
 from parenv.experience.episodes import EpisodeStatistics
@@ -127,30 +128,25 @@ def test_a_trace_is_read_in_seconds_since_the_first_request_for_a_rollout(tmp_pa
     timeline = read_timeline(two_workers(tmp_path / "trace.json", env_steps=1000))
     assert timeline.is_finished
     assert [track.name for track in timeline.tracks] == ["driver", "worker 0", "worker 1"]
-    assert (timeline.num_envs, timeline.total_env_steps, timeline.restarts) == (3, 80, 1)
+    assert [track.env_steps for track in timeline.tracks] == [0, 60, 20]
+    assert (timeline.total_env_steps, timeline.restarts) == (80, 1)
     assert timeline.seconds == pytest.approx(3.0)
-    assert timeline.env_steps_per_second == pytest.approx(80 / 3)
     assert timeline.arrived_s == pytest.approx([1.0, 2.0, 3.0, 3.0, 3.0])
     assert timeline.policy_lag.tolist() == [0, 1, 2, 1, 1]
-    assert timeline.cycle_s == pytest.approx(1.0)
     evaluations = timeline.evaluations
     assert evaluations.seconds == pytest.approx([2.0, 2.5])
     np.testing.assert_array_equal(evaluations.env_steps, [1020, np.nan])
-    np.testing.assert_array_equal(evaluations.mean_returns, [7.5, np.nan])
+    np.testing.assert_array_equal(evaluations.values, [7.5, np.nan])
     episodes = timeline.episodes
-    assert episodes.returns.tolist()[:2] + episodes.returns.tolist()[3:] == [1.0, 3.0, 5.0]
-    assert math.isnan(episodes.returns[2])
-    assert episodes.lengths.tolist() == [4, 6, 8, 8]
+    np.testing.assert_array_equal(episodes.values, [1.0, 3.0, np.nan, 5.0])
+    assert timeline.lengths.tolist() == [4, 6, 8, 8]
     assert episodes.env_steps.tolist() == [1020, 1020, 1050, 1070]
     assert episodes.seconds == pytest.approx([1.0, 1.0, 3.0, 3.0])
     assert timeline.env_steps_at(2.5) == 1030
-    first, second = timeline.losses
-    assert (first.who, first.seconds, first.reason) == (
-        "worker 1",
-        pytest.approx(1.4),
-        "worker 1 was killed by <SIGKILL>",
-    )
-    assert (second.who, second.what) == ("sub-environment of worker 0", "sub-environment")
+    assert timeline.lost_s == pytest.approx([1.4, 2.5])
+    died, replaced = timeline.failures.failures()
+    assert (died.worker, died.reasons, died.error) == (1, {"worker_died": 1}, "worker 1 was killed by <SIGKILL>")
+    assert (replaced.worker, replaced.reasons) == (0, {"environment_error": 1})
 
 
 def test_the_parts_add_up_to_the_time_and_publishing_is_not_learning(tmp_path: Path) -> None:
@@ -179,19 +175,12 @@ def test_a_publish_after_the_last_rollout_is_not_subtracted_from_learning(tmp_pa
     assert fractions == pytest.approx({"wait": 0.5, "learn": 0.25, "publish": 0.25, UNRECORDED: 0.0})
 
 
-def test_env_steps_are_even_within_a_rollout_and_none_between_two(tmp_path: Path) -> None:
-    timeline = read_timeline(two_workers(tmp_path / "trace.json"))
-    assert timeline.workers[1].env_steps_until([0.0, 0.2, 0.55, 0.9, 2.0, 2.2, 2.9, 9.0]) == pytest.approx(
-        [0, 0, 5, 10, 10, 10, 20, 20]
-    )
-
-
 def test_the_running_mean_is_over_the_last_hundred_known_returns() -> None:
     returns = np.where(np.arange(250) % 7 == 3, np.nan, np.arange(250.0))
     none = np.zeros(250)
     expected = [np.nanmean(returns[max(0, i - 99) : i + 1]) for i in range(250)]
-    assert Episodes(returns, none, none, none).running_mean() == pytest.approx(expected)
-    assert np.isnan(Episodes(np.array([np.nan]), none[:1], none[:1], none[:1]).running_mean()).all()
+    assert Returns(returns, none, none).running_mean() == pytest.approx(expected)
+    assert np.isnan(Returns(np.array([np.nan]), none[:1], none[:1]).running_mean()).all()
 
 
 def test_a_truncated_trace_is_read_up_to_its_end(tmp_path: Path) -> None:
@@ -203,7 +192,6 @@ def test_a_truncated_trace_is_read_up_to_its_end(tmp_path: Path) -> None:
         timeline = read_timeline(torn)
         assert not timeline.is_finished
         assert [0 <= sum(track.fractions().values()) <= 1 + 1e-9 for track in timeline.tracks] == [True] * 3
-        assert len(timeline.workers[1].env_steps_until([0.0, 1.0])) == 2
         known.add(timeline.total_env_steps)
     assert known == {0, 20, 30, 50, 70, 80}
 
@@ -216,17 +204,18 @@ def test_the_page_has_all_pictures_and_needs_no_other_file(tmp_path: Path, capsy
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
     page = Page(tmp_path / "report.html")
-    assert page.pictures == ["Timeline", "Where the time went", "Return", "Throughput", "Policy lag"]
+    assert page.pictures == ["Return", "Return over time", "Throughput", "Policy lag"]
     sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in sources)
-    assert {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "a"} == set()
-    assert "http" not in page.text
+    assert {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"} == set()
     assert "not finished" not in page.text
     for words in (
         "Run of 2030-01-02 03:04:05 (trace.json)",
-        "sync, experience parallelism, 2 workers, 3 sub-environments: 80 env steps in 3.0 seconds",
-        "26.7 env steps per second, 1 restart.",
+        "sync, experience parallelism, 2 workers, 3 sub-environments.",
+        "env steps per second26.7",
         "Diamonds: mean returns of evaluations.",
+        "ui.perfetto.dev shows when each worker did what. Open trace.json there.",
+        "trace.json: 2 failures, no lost episodes",
         "worker 1 was killed by <SIGKILL>",
         "env_id 0 raised during env.step() and was replaced: ValueError: no",
     ):
@@ -239,7 +228,7 @@ def test_a_directory_with_several_traces_has_one_page(tmp_path: Path) -> None:
         two_workers(tmp_path / f"{name}.json")
     page = Page(report(tmp_path, tmp_path / "other.html"))
     assert [path.name for path in find_traces(tmp_path)] == ["a.json", "b.json"]
-    assert page.pictures.count("Timeline") == 2
+    assert page.pictures.count("Throughput") == 2
     assert not (tmp_path / "report.html").exists()
 
 
@@ -252,11 +241,11 @@ def test_a_trace_without_a_rollout_has_no_pictures(tmp_path: Path) -> None:
 
 
 def drawn(path: Path) -> list[str]:
-    """Draw the narrow pictures of a trace and return their titles. A page has wide ones too."""
+    """Draw the pictures of a trace and return their titles."""
     timeline = read_timeline(path)
     found = pictures(timeline)
-    assert all(png(picture, timeline, NARROW).startswith("data:image/png;base64,iVBOR") for picture in found)
-    return [picture.title for picture in found]
+    assert all(png(draw, timeline).startswith("data:image/png;base64,iVBOR") for draw in found.values())
+    return list(found)
 
 
 def test_an_unfinished_trace_without_an_episode_has_no_picture_of_returns_and_a_warning(tmp_path: Path) -> None:
@@ -269,7 +258,7 @@ def test_an_unfinished_trace_without_an_episode_has_no_picture_of_returns_and_a_
     path = write(tmp_path / "trace.json", events)
     path.write_text(path.read_text()[:-30])
     page = Page(report(path))
-    assert page.pictures == ["Timeline", "Where the time went", "Throughput", "Policy lag"]
+    assert page.pictures == ["Throughput", "Policy lag"]
     assert "No episode ended" in page.text
     assert "The trace is not finished" in page.text
     assert "no worker processes (num_workers=0)" in page.text
@@ -297,32 +286,34 @@ def test_a_trace_that_begins_during_a_run_starts_at_its_first_request(tmp_path: 
     assert timeline.workers[0].fractions() == pytest.approx(
         {"wait": 0, "act": 0, "env": 0.8, "commit": 0.2, "unrecorded": 0}
     )
-    assert timeline.cycle_s == pytest.approx(0.4)
     assert "Throughput" in drawn(tmp_path / "trace.json")
 
 
 @pytest.mark.more
-def test_the_timeline_shows_a_limited_number_of_workers_and_a_note(tmp_path: Path) -> None:
+def test_every_worker_has_a_bar_and_its_env_steps(tmp_path: Path) -> None:
     events = [*header([1] * 40), piece("driver", "wait", 0.0, 1.0)]
     for worker in range(40):
         events += [instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0), *run(str(worker), 0.0, 10)]
-    timeline = read_timeline(write(tmp_path / "trace.json", events))
-    assert "8 further workers are left out." in pictures(timeline)[0].caption
-    assert "worker 39" in Page(report(tmp_path)).text
+    page = Page(report(write(tmp_path / "trace.json", events)))
+    assert "worker 3940.0 %30.0 %10.0 %20.0 %1010" in page.text
+    bars = [i for i, (tag, attributes) in enumerate(page.tags) if attributes.get("class") == "bar"]
+    assert len(bars) == 41
+    shares = [attributes["style"].split(";")[0] for _, attributes in page.tags[bars[-1] + 1 : bars[-1] + 5]]
+    assert shares == ["flex:0.4000", "flex:0.3000", "flex:0.1000", "flex:0.2000"]
 
 
-def test_the_timeline_shows_the_beginning_the_middle_and_the_first_restart(tmp_path: Path) -> None:
-    events = [*header([1]), piece("driver", "wait", 0.0, 100.0)]
-    for second in range(100):
-        if second == 80:
-            events += [instant("0", "lost", 80.0, reason="killed"), piece("0", "restart", 80.0, 81.0)]
-        else:
-            events += [instant("driver", "rollout", second + 1, env_steps=10, policy_lag=0), *run("0", second, 10)]
-    shown = windows(read_timeline(write(tmp_path / "trace.json", events)))
-    assert [title for title, _, _ in shown] == ["the beginning", "the middle", "worker 0 is restarted"]
-    assert [window for title, *since_and_until in shown for window in since_and_until] == pytest.approx(
-        [0.0, 8.0, 46.0, 54.0, 77.6, 85.6]
+def test_throughput_is_the_env_steps_that_arrive_in_a_time(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    events = [*header([1], mode="sync"), piece("driver", "wait", 0.0, 40.0)]
+    for second in range(40):
+        steps = 10 if second < 20 else 30
+        events += [instant("driver", "rollout", second + 0.5, env_steps=steps, policy_lag=0), *run("0", second, steps)]
+    panel = Figure().subplots()
+    pictures(read_timeline(write(tmp_path / "trace.json", events)))["Throughput"](
+        panel, read_timeline(tmp_path / "trace.json")
     )
+    assert panel.patches[0].get_data().values.tolist() == pytest.approx([10.0] * 5 + [30.0] * 5)
 
 
 @pytest.mark.parametrize(
@@ -396,15 +387,12 @@ def test_pictures_for_phones_have_readable_text(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
     timeline = read_timeline(two_workers(tmp_path / "trace.json"))
-    for picture in pictures(timeline):
-        figure = Figure(figsize=(NARROW, 1.0), layout="constrained")
-        picture.draw(figure, timeline)
+    for draw in pictures(timeline).values():
+        figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+        draw(figure.subplots(), timeline)
         figure.draw_without_rendering()
-        inches = max(NARROW, figure.get_figwidth())
         for text in texts(figure):
-            assert text.get_fontsize() / 72 / inches * NARROW_PX >= 8.5, text.get_text()
-    page = Page(report(tmp_path))
-    assert [attributes["media"] for tag, attributes in page.tags if tag == "source"] == ["(max-width: 600px)"] * 5
+            assert text.get_fontsize() / 72 / WIDTH * NARROW_PX >= 8.5, text.get_text()
 
 
 @pytest.mark.more
@@ -412,50 +400,25 @@ def test_a_page_is_as_wide_as_the_screen_and_its_tables_are_scrolled(tmp_path: P
     two_workers(tmp_path / "trace.json")
     tags = Page(report(tmp_path)).tags
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in tags
-    assert [tags[i - 1] for i, (tag, _) in enumerate(tags) if tag == "table"] == [("div", {"class": "scrolled"})] * 3
-
-
-def test_every_worker_has_a_colour_of_its_own(tmp_path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    events = [*header([1] * 20), piece("driver", "wait", 0.0, 1.0)]
-    for worker in range(20):
-        events += [instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0), *run(str(worker), 0.0, 10)]
-    timeline = read_timeline(write(tmp_path / "trace.json", events))
-    [throughput] = [picture for picture in pictures(timeline) if picture.title == "Throughput"]
-    figure = Figure(figsize=(10.0, 1.0))
-    throughput.draw(figure, timeline)
-    panel = figure.axes[1]
-    assert len({patch.get_edgecolor() for patch in panel.patches}) == 20
-    named = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert (named[0], named[-1], len(named)) == ("worker 0", "worker 19", 8)
+    assert [tags[i - 1] for i, (tag, _) in enumerate(tags) if tag == "table"] == [("div", {"class": "scrolled"})] * 2
 
 
 def test_losses_without_a_restart_are_distinguished_from_restarts(tmp_path: Path) -> None:
     path = two_workers(tmp_path / "trace.json")
-    timeline = read_timeline(path)
-    assert facts(timeline).endswith(", 1 restart.")
-    assert [row[2] for row in losses_table(timeline).rows] == ["0.60 s", ""]
     lines = path.read_text().removesuffix("\n]\n")
     for second in (2.6, 2.7):
         lines += ",\n" + json.dumps(instant("1", "lost", second, reason="killed again"))
     path.write_text(lines + "\n]\n")
-    timeline = read_timeline(path)
-    assert facts(timeline).endswith(", 3 losses of workers, 1 restart.")
-    assert [row[2] for row in losses_table(timeline).rows] == ["0.60 s", "", "not", "not"]
-
-
-def test_a_process_that_dies_before_it_is_ready_is_a_loss_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    events = [
-        *header([1]),
-        piece("driver", "wait", 0.0, 3.0),
-        instant("0", "lost", 1.0, reason="killed"),
-        instant("0", "lost", 1.5, reason="killed while it started"),
-        piece("0", "restart", 1.0, 2.0, generation=2),
+    assert figures(read_timeline(path))["workers restarted"] == "1"
+    assert failure_report(path).splitlines() == [
+        "trace.json: 4 failures, no lost episodes",
+        "",
+        "worker 1: 3 failures (3 worker_died), no lost episodes",
+        "  last: killed again",
+        "",
+        "worker 0: 1 failure (1 environment_error), no lost episodes",
+        "  last: env_id 0 raised during env.step() and was replaced: ValueError: no",
     ]
-    rows = losses_table(read_timeline(write(path, events))).rows
-    assert [row[2] for row in rows] == ["1.00 s", "0.50 s"]
 
 
 def arrived(began: float, **spent: float) -> Arrival:
@@ -525,7 +488,6 @@ def test_a_trace_is_strict_json_even_if_a_return_is_not_a_number(tmp_path: Path)
     assert all(event["pid"] == 1 and event.get("tid", 1) >= 1 for event in events)
     timeline = read_timeline(path)
     assert (timeline.total_env_steps, timeline.policy_lag.tolist(), timeline.restarts) == (12, [2], 1)
-    assert [loss.reason for loss in timeline.losses] == [
-        'env_id 0 raised during env.step() and was replaced: ValueError: "quoted"\nin two lines',
-        'it "died"',
-    ]
+    replaced, died = timeline.failures.failures()
+    assert (replaced.env_id, replaced.doing, replaced.error) == (0, "step", 'ValueError: "quoted"\nin two lines')
+    assert (died.env_id, died.error) == (None, 'it "died"')
