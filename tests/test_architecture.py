@@ -166,12 +166,6 @@ def test_the_session_of_a_pool_imports_few_modules() -> None:
     assert len(found) <= 15, sorted(found)
 
 
-def test_benchmarks_of_other_libraries_do_not_import_parenv() -> None:
-    for name in ("__init__.py", "other_libraries.py"):
-        needed = [name for name in imports(PACKAGE / "bench" / name, at_top_only=True) if name.startswith("parenv")]
-        assert needed == [], f"bench/{name} must not import parenv, because other libraries are measured without it"
-
-
 def test_benchmarks_and_commands_use_no_private_attributes_of_other_objects() -> None:
     for path in [*(PACKAGE / "bench").glob("*.py"), *(PACKAGE / "cli").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -19,9 +19,6 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Whatever a library prints must not mix with the answers.
     sys.path.insert(1, str(Path(__file__).parents[1]))
-    # These environments do not have parenv. They import parenv.bench as "bench", whose module other_libraries imports
-    # nothing else of parenv.
-    sys.path.append(str(Path(__file__).parents[2] / "parenv"))
     module, function = sys.argv[1:]
     try:
         measure, close = getattr(importlib.import_module(f"systems.{module}"), function)(**json.loads(input()))

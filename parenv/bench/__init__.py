@@ -17,7 +17,7 @@ _MODULE_OF = {"advise": "benchmark", "bench": "benchmark", "lineage": "lineage_p
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a function when it is used: ``benchmarks/peers`` imports this package where parenv is missing."""
+        """Import a function when it is used: evaluations import this package, and need only its tables."""
         if name in _MODULE_OF:
             return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

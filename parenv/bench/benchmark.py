@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from parenv.argument_checks import at_least, positive
-from parenv.bench import other_libraries
 from parenv.bench.agent import RandomNetwork, policy_by
 from parenv.bench.environment import Environment, tried_out
 from parenv.bench.measuring import (
@@ -35,7 +34,6 @@ from parenv.bench.subjects import (
     pool_system,
     publish_cost,
     reset_cost,
-    rllib_system,
     step_cost,
     vector_systems,
 )
@@ -190,8 +188,6 @@ def bench(
     for n, workers in pairs:
         length = rollout_length(-(-n // workers) * (environment.step_s + act_s / max(num_envs)), slice_s)
         systems += [pool_system(environment, policy, n, workers, mode, length) for mode in MODES]
-    if pairs and other_libraries.has_rllib():  # A process can have one Ray cluster, which runs the largest pair.
-        systems.append(rllib_system(environment, *pairs[-1], length))
 
     def tell(doing: str, repeat: int, found: Sequence[Found]) -> None:
         watch(Progress(doing, repeat, repeats, _throughput(systems, found[len(costs) :])))

@@ -18,8 +18,8 @@ FRAME = 4
 """Characters around a column: a line, a space on each side, and at most one more line."""
 NAMES = 18
 """Characters of the column of names. Names are wrapped, and no word of a name is longer."""
-ACTING = ("AsyncWorkerPool", "RLlib")
-"""Beginnings of the names of systems that run the policy too."""
+ACTING = "AsyncWorkerPool"
+"""Beginning of the names of systems that run the policy too."""
 _EXPENDABLE = {"lowest to highest": 2, "ratio": 1}
 
 

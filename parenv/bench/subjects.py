@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +16,6 @@ import gymnasium as gym
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space
 
-from parenv.bench import other_libraries
 from parenv.bench.environment import Environment, refused
 from parenv.bench.measuring import Opened, Subject, grid, seconds_each
 from parenv.errors import ConfigurationError
@@ -141,8 +141,6 @@ BATCHES_OF_ACTIONS = 32
 PREFETCH = 1
 POOL_WEIGHT = 2.0
 """Weight of a pool. Half of its time passes before and after the time that is measured."""
-GYMNASIUMS = 2
-"""Number of Gymnasium's vector envs, which come first."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ class System:
 
 
 def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[int, ...]) -> Iterator[System]:
-    """Yield vector envs: Gymnasium's, parenv's by default and with each number of workers, and those of others."""
+    """Yield vector envs: Gymnasium's, parenv's by default and with each number of workers, and SB3's."""
     factories = [environment.make] * num_envs
 
     def system(name: str, workers: int | None, make: Callable[[], Any], forks: bool = False) -> System:
@@ -176,8 +174,7 @@ def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[i
         return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, forks))
 
     peers = [
-        system(name, 0 if in_process else None, partial(make, factories), not in_process)
-        for name, in_process, make in other_libraries.vector_peers("fork")
+        system(name, workers, partial(make, factories), workers is None) for name, workers, make in other_vector_envs()
     ]
     counts = (0, *(workers for _, workers in grid([num_envs], num_workers)))
     ours = [system(DEFAULT, None, partial(ParallelVectorEnv, factories))]
@@ -185,7 +182,24 @@ def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[i
     if 0 < (fewer := max(1, max(counts) - 1)) < num_envs:  # The main process takes the place of one worker.
         make_ours = partial(ParallelVectorEnv, factories, num_workers=fewer, caller_steps=True)
         ours.append(system("ParallelVectorEnv, caller steps", fewer, make_ours))
-    yield from (*peers[:GYMNASIUMS], *ours, *peers[GYMNASIUMS:])
+    yield from (*peers[:2], *ours, *peers[2:])
+
+
+def other_vector_envs() -> Iterator[tuple[str, int | None, Callable[..., Any]]]:
+    """Yield the name, the number of workers and the class of each vector env of Gymnasium, and of SB3 if installed."""
+    yield REFERENCE, 0, gym.vector.SyncVectorEnv
+    yield "AsyncVectorEnv", None, _async_vector_env
+    if find_spec("stable_baselines3") is not None:
+        from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+        yield "SB3 DummyVecEnv", 0, DummyVecEnv
+        yield "SB3 SubprocVecEnv", None, partial(SubprocVecEnv, start_method="fork")
+
+
+def _async_vector_env(factories: Any) -> Any:
+    envs: Any = gym.vector.AsyncVectorEnv(factories, context="fork")
+    envs.close = partial(envs.close, terminate=True)  # A plain close() waits for a sub-environment that hangs.
+    return envs
 
 
 def pool_system(
@@ -209,16 +223,6 @@ def pool_system(
 
     subject = Subject(f"{name}, {num_envs} envs", open_pool, POOL_WEIGHT)
     return System(name, num_envs, num_workers, subject)
-
-
-def rllib_system(environment: Environment, num_envs: int, num_workers: int, rollout_length: int) -> System:
-    """Return RLlib's env runners, with a policy like the default policy of the pools."""
-
-    def open_runners() -> Opened:
-        return Opened(*other_libraries.open_rllib(environment.make, num_envs, num_workers, rollout_length))
-
-    name = f"RLlib env runners of {other_libraries.envs_of_a_runner(num_envs, num_workers)} envs"
-    return System(name, num_envs, num_workers, Subject(f"{name}, {num_envs} envs", open_runners, 1.0))
 
 
 def _stepping(envs: Any, action_space: gym.Space[Any]) -> Callable[[float], float]:

@@ -12,9 +12,8 @@ import gymnasium as gym
 import pytest
 from envs import Plain
 
-from parenv.bench import other_libraries
 from parenv.bench.benchmark import BenchReport, Progress, bench
-from parenv.bench.other_libraries import vector_peers
+from parenv.bench.subjects import other_vector_envs
 from parenv.cli.main import main
 
 BROKEN = """
@@ -29,15 +28,6 @@ class Broken(gym.Env):
     def step(self, action):
         raise ValueError("the simulator is not there")
 """
-
-
-@pytest.fixture
-def torchrl_was_called_before() -> None:
-    """Make an environment with TorchRL here, because it keeps the frames of the first such call and their objects."""
-    make = next(make for name, _, make in vector_peers(None) if name == "TorchRL SerialEnv")
-    envs = make([lambda: gym.make("CartPole-v1")])
-    envs.reset()
-    envs.close()
 
 
 @pytest.mark.more
@@ -55,7 +45,6 @@ def test_a_closed_pipe_ends_the_command_without_a_message() -> None:
 @pytest.mark.more
 def test_the_error_for_a_full_disk_is_one_line() -> None:
     arguments = ["CartPole-v1", "--seconds", "0.2", "--repeats", "1", "--num-envs", "1", "--num-workers", "1"]
-    # A separate process is needed, because TorchRL keeps the frames in which it made environments and their objects.
     command = [sys.executable, "-m", "parenv", "bench", *arguments, "--no-pool", "--json", "/dev/full"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 1
@@ -82,13 +71,10 @@ def test_every_system_is_measured_and_json_and_plot_are_written(
     ]
     assert report.sizes_bytes["rollout, per env step"] == 4 * 4 + 8 + 4 + 1 + 1
     assert {(one.system, one.num_workers) for one in report.throughput if one.num_envs == 4} == {
-        ("SyncVectorEnv", 0),
-        ("AsyncVectorEnv", None),
         ("ParallelVectorEnv, default", None),
         *(("ParallelVectorEnv", workers) for workers in (0, 1, 2)),
         ("ParallelVectorEnv, caller steps", 1),
-        *((name, 0 if in_process else None) for name, in_process, _ in vector_peers(None)),
-        *([("RLlib env runners of 2 envs", 2)] if other_libraries.has_rllib() else []),
+        *((name, workers) for name, workers, _ in other_vector_envs()),
         *((f"AsyncWorkerPool, {mode}", workers) for mode in ("sync", "async") for workers in (1, 2)),
     }
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -101,7 +87,6 @@ def test_every_system_is_measured_and_json_and_plot_are_written(
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("torchrl_was_called_before")
 def test_bench_takes_a_lambda_and_a_policy_and_reports_its_progress() -> None:
     told: list[Progress] = []
     report = bench(
@@ -120,7 +105,6 @@ def test_bench_takes_a_lambda_and_a_policy_and_reports_its_progress() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("torchrl_was_called_before")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_environment_that_fails_in_workers_fails_only_the_systems_with_workers() -> None:
     def break_in_workers(env: object) -> None:
@@ -140,7 +124,6 @@ def test_an_environment_that_fails_in_workers_fails_only_the_systems_with_worker
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("torchrl_was_called_before")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_report_lists_the_failures_of_an_environment_that_fails_after_the_trial() -> None:
     class BreaksLate(gym.Env[int, int]):

@@ -139,7 +139,7 @@ def test_the_fastest_system_may_be_of_another_library_and_a_system_that_also_act
         return Throughput(system, 8, num_workers, found, None if found else "OSError: lost")
 
     rows = [rate("SyncVectorEnv", 0, 9000.0), rate("ParallelVectorEnv", 2, 5000.0), rate("SB3 DummyVecEnv", 0, 8000.0)]
-    acting = [rate("AsyncWorkerPool, sync", 2, 3000.0), rate("RLlib env runners of 4 envs", 2, 1000.0)]
+    acting = [rate("AsyncWorkerPool, sync", 2, 3000.0), rate("AsyncWorkerPool, async", 2, 1000.0)]
 
     def fastest(*rows: Throughput) -> list[str]:
         return [line for line in closing_lines(replace(a_report(), throughput=rows)) if line.startswith("Fastest")]

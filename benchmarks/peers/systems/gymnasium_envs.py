@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from bench.other_libraries import make_gymnasium as make
+import gymnasium as gym
 from environments import factory
 
 from systems.loops import Close, Measure, first_observation, sampled_actions, step_rate
+
+
+def make(kind: str, factories: list[Callable[[], Any]], start_method: str | None = None) -> Any:
+    """Make a ``"SyncVectorEnv"`` or an ``"AsyncVectorEnv"``."""
+    if kind == "SyncVectorEnv":
+        return gym.vector.SyncVectorEnv(factories)
+    envs: Any = gym.vector.AsyncVectorEnv(factories, context=start_method)
+    envs.close = partial(envs.close, terminate=True)  # A plain close() waits for a sub-environment that hangs.
+    return envs
 
 
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:

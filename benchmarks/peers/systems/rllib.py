@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
+import tempfile
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import ray
+import ray.tune.trainable.trainable
 import torch
-from bench.other_libraries import rllib_collected as collected
-from bench.other_libraries import rllib_configuration as configuration
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 
 from systems import rays
 from systems.delivery import delivery_rate
@@ -20,11 +23,35 @@ from systems.learning import Clock, Found
 from systems.loops import Close, Measure
 
 
+def configuration(num_envs: int, num_workers: int, rollout_length: int, vf_share_layers: bool) -> Any:
+    """Return RLlib's configuration of PPO on CartPole with two hidden layers of 64."""
+    storage: Any = ray.tune.trainable.trainable
+    storage.DEFAULT_STORAGE_PATH = tempfile.gettempdir()  # RLlib's default leaves a directory in the user's home.
+    # The remainder of num_envs is neither stepped nor counted.
+    each = num_envs // num_workers
+    model = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=vf_share_layers)
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=num_workers, num_envs_per_env_runner=each, rollout_fragment_length=rollout_length)
+        .training(train_batch_size_per_learner=each * num_workers * rollout_length)
+        .rl_module(model_config=model)
+    )
+
+
+def collected(algorithm: Any) -> int:
+    """Sample once from all env runners, and return the number of env steps that arrived."""
+    group = algorithm.env_runner_group
+    episodes = synchronous_parallel_sample(worker_set=group, concat=True, _uses_new_env_runners=True)
+    if not episodes:
+        raise RuntimeError("no env runner has returned a sample")
+    return sum(len(episode) for episode in episodes)
+
+
 def rollouts(num_envs: int, num_workers: int, rollout_length: int) -> tuple[Measure, Close]:
     """Measure episodes, or parts of them, that arrive from all env runners."""
     rays.start(num_workers + 1)
-    config = configuration("CartPole-v1", num_envs, num_workers, rollout_length, vf_share_layers=True)
-    algorithm = config.build_algo()
+    algorithm = configuration(num_envs, num_workers, rollout_length, vf_share_layers=True).build_algo()
     return delivery_rate(lambda: collected(algorithm)), lambda: _stop(algorithm)
 
 
@@ -70,7 +97,7 @@ def to_475(num_runners: int, seed: int, settings: dict[str, Any]) -> tuple[Calla
         clock = Clock()
         rays.start(num_runners + 1)
         sizes = settings["num_envs"], num_runners, settings["rollout_length"]
-        config = configuration("CartPole-v1", *sizes, vf_share_layers=False)
+        config = configuration(*sizes, vf_share_layers=False)
         algorithm = with_settings(config, settings, seed).build_algo()
         clock.started()
         found = _learn(algorithm, clock, limit_s, settings)

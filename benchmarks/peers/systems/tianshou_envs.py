@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tianshou.env
-from bench.other_libraries import make_tianshou as make
 from environments import factory
 
 from systems.loops import Close, Measure, first_observation, rate, sampled_actions, step_rate
 
 
+class ResettingEnvs:
+    """Tianshou's vector envs, with the resets that Tianshou leaves to its user."""
+
+    def __init__(self, envs: Any) -> None:
+        self.envs, self.close = envs, envs.close
+
+    def step(self, actions: Any) -> None:
+        """Step all sub-environments, and reset those whose episode has ended."""
+        _, _, terminated, truncated, _ = self.envs.step(actions)
+        ended = np.flatnonzero(terminated | truncated)
+        if ended.size:
+            self.envs.reset(ended)
+
+
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
     """Measure ``step`` of a ``"DummyVectorEnv"``, ``"SubprocVectorEnv"`` or ``"ShmemVectorEnv"``."""
-    envs = make(kind, [factory(case)] * num_envs)
+    envs = ResettingEnvs(getattr(tianshou.env, kind)([factory(case)] * num_envs))
     _reset(envs.envs)
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
 
