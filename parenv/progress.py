@@ -1,6 +1,6 @@
 """Figures of a running pool: a live display, lines of text or JSON, and curves for TensorBoard.
 
-The display needs the extra ``progress``, the curves need ``tensorboard``.
+The display in a terminal needs the extra ``progress``, the curves need ``tensorboard``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 import warnings
 from typing import IO, Any
 
+from parenv.bench.display import Display, Table
 from parenv.experience.metrics import POOL
 from parenv.libraries import require
 from parenv.options import Stop
@@ -20,12 +21,9 @@ from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import this_learner
 
-REFRESH_S = 0.1
-LINE_EVERY_S = 5.0
-
 
 class ProgressDisplay:
-    """Display of a pool's figures: live in a terminal, and lines of text in other files.
+    """Display of a pool's figures: a table in a terminal if ``rich`` is installed, and lines of text in other files.
 
     Call :meth:`update` once per rollout. With several learners, only rank 0 writes.
 
@@ -36,9 +34,6 @@ class ProgressDisplay:
         file: File to write to. Default: standard error.
         as_json: Whether to write lines of JSON with the names of
             :meth:`parenv.AsyncWorkerPool.metrics`, and ``null`` for unknown values. Default: ``False``.
-
-    Raises:
-        ConfigurationError: ``rich`` is not installed.
 
     >>> import io
     >>> shown = io.StringIO()
@@ -59,61 +54,41 @@ class ProgressDisplay:
         file: IO[str] | None = None,
         as_json: bool = False,
     ) -> None:
-        require("rich.console", "the progress display", "progress")
-        from rich.console import Console
-        from rich.live import Live
-
         self._pool, self._stop, self._title, self._as_json = pool, stop or Stop(), title, as_json
-        self._console = Console(file=file or sys.stderr, markup=False, emoji=False, quiet=this_learner().rank > 0)
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._is_quiet = this_learner().rank > 0
+        self._display = Display(file or sys.stderr, plain=as_json or self._is_quiet)
         self._began = time.monotonic()
-        self._shown = -math.inf
-        self._width = self._console.width
         self._recent = (self._began, 0)
 
     def __enter__(self) -> ProgressDisplay:
         self._began = time.monotonic()
         self._recent = (self._began, self._pool.statistics().env_steps)
-        if self._is_live:
-            self._live.start()
+        self._display.__enter__()
         return self
 
     def __exit__(self, *raised: object) -> None:
         try:
-            self._show(time.monotonic())
+            self._show()
         finally:
-            self._live.stop()
+            self._display.stop()
 
     def update(self) -> None:
         """Show the present figures, at most ten times per second in a terminal and every 5 s in other files."""
-        now = time.monotonic()
-        if now - self._shown >= (REFRESH_S if self._is_live else LINE_EVERY_S):
-            self._show(now)
+        if self._display.is_due():
+            self._show()
 
-    @property
-    def _is_live(self) -> bool:
-        return self._console.file.isatty() and not self._as_json
-
-    def _show(self, now: float) -> None:
-        self._shown = now
+    def _show(self) -> None:
+        if self._is_quiet:
+            return
         if self._as_json:
             statistics = self._pool.statistics()
             unknown = dict.fromkeys(metric.name for metric in POOL)
             found = {"env_steps": statistics.env_steps, **unknown, **statistics.metrics()}
-            self._console.out(json.dumps(found), highlight=False)
+            self._display.write(json.dumps(found))
             return
-        figures = self._figures(now)
-        if self._is_live:
-            self._clear_after_shrinking()
-            self._live.update(_table(self._title, figures), refresh=True)
-        else:
-            self._console.print("  ".join(f"{name} {value}" for name, value in figures.items()), soft_wrap=True)
-
-    def _clear_after_shrinking(self) -> None:
-        """Clear a terminal that was made narrower: it wraps the table, and rich cannot find its first line."""
-        before, self._width = self._width, self._console.width
-        if self._width < before:
-            self._console.clear()
+        figures = self._figures(time.monotonic())
+        line = "  ".join(f"{name} {value}" for name, value in figures.items())
+        self._display.show(Table(self._title, ("", ""), list(figures.items())), line)
 
     def _figures(self, now: float) -> dict[str, str]:
         statistics = self._pool.statistics()
@@ -221,15 +196,3 @@ def scalars(statistics: PoolStatistics) -> dict[str, float]:
 def mean_lag(statistics: PoolStatistics) -> float:
     """Return the mean policy lag in publishes, or NaN before the first rollout."""
     return statistics.metrics().get("policy/lag_mean", math.nan)
-
-
-def _table(title: str, figures: dict[str, str]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left", min_width=44)
-    table.add_column(style="dim")
-    table.add_column(justify="right", style="bold")
-    for name, value in figures.items():
-        table.add_row(name, value)
-    return table

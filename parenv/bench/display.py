@@ -1,25 +1,19 @@
-"""Displays of a benchmark: text, a live table in a terminal if ``rich`` is installed, and a bar chart in a file."""
+"""Tables, and the display of a program in progress: redrawn in a terminal, and lines of text in other files."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+import math
+import time
+from collections.abc import Sequence
+from typing import IO, Any, NamedTuple, Self
 
-from parenv.advice import in_seconds, in_steps
-from parenv.bench.benchmark import BenchReport, Progress, Throughput
-from parenv.bench.measuring import Spread, in_one_line, load_warning
-from parenv.bench.output_files import check_plotting, writing
-from parenv.bench.subjects import REFERENCE
-
-ADVISE = "In a training loop, pool.advice() also measures your learner, and names the setting to change."
+REFRESH_S, LINE_EVERY_S = 0.1, 5.0
+"""Seconds between two drawings in a terminal, and between two lines in other files."""
 FRAME = 4
 """Characters around a column: a line, a space on each side, and at most one more line."""
 NAMES = 18
 """Characters of the column of names. Names are wrapped, and no word of a name is longer."""
-ACTING = "AsyncWorkerPool"
-"""Beginning of the names of systems that run the policy too."""
 _EXPENDABLE = {"lowest to highest": 2, "ratio": 1}
 
 
@@ -35,57 +29,6 @@ class Table(NamedTuple):
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-
-def cost_table(report: BenchReport) -> Table:
-    """Return the table of single costs and sizes."""
-    rows = [(name, in_seconds(cost.median), _range(cost, in_seconds)) for name, cost in report.costs_s.items()]
-    rows += [(name, "failed", "") for name in report.cost_failures]
-    rows += [(name, in_bytes(size), "") for name, size in report.sizes_bytes.items()]
-    return Table("one of each", ("", "median", "lowest to highest"), rows)
-
-
-def throughput_tables(throughput: Sequence[Throughput]) -> list[Table]:
-    """Return a table for each number of sub-environments, with a row for each system and number of workers."""
-    return [
-        Table(
-            f"{n} envs: env steps per second, and the ratio of medians to {REFERENCE}",
-            ("", "median", "lowest to highest", "ratio"),
-            [(label(one.system, one.num_workers), *_cells(one, throughput)) for one in throughput if one.num_envs == n],
-        )
-        for n in sorted({one.num_envs for one in throughput})
-    ]
-
-
-def medians_table(throughput: Sequence[Throughput], title: str) -> Table:
-    """Return one table with a row for each system, and median and ratio for each number of sub-environments."""
-    counts = sorted({one.num_envs for one in throughput})
-    found = {(label(one.system, one.num_workers), one.num_envs): _cells(one, throughput) for one in throughput}
-    rows = [
-        (name, *(cell for n in counts for cell in found.get((name, n), ("", "", ""))[::2]))
-        for name in dict.fromkeys(name for name, _ in found)
-    ]
-    return Table(title, ("", *(head for n in counts for head in (f"{n} envs: steps/s", "ratio"))), rows)
-
-
-def failures(report: BenchReport) -> list[str]:
-    """Return a line for each subject that failed."""
-    return [f"{name} failed: {failure}" for name, failure in report.cost_failures.items()] + [
-        f"{label(one.system, one.num_workers)}, {one.num_envs} envs failed: {one.failure}"
-        for one in report.throughput
-        if one.failure is not None
-    ]
-
-
-def label(system: str, num_workers: int | None) -> str:
-    """Return the name of a system with its number of workers.
-
-    >>> label("ParallelVectorEnv", 2), label("ParallelVectorEnv", 0), label("AsyncVectorEnv", None)
-    ('ParallelVectorEnv, 2 workers', 'ParallelVectorEnv, in process', 'AsyncVectorEnv')
-    """
-    if num_workers is None or (num_workers == 0 and system != "ParallelVectorEnv"):
-        return system
-    return f"{system}, " + ("in process" if num_workers == 0 else f"{num_workers} worker{'s' * (num_workers > 1)}")
 
 
 def fitting(table: Table, width: int, frame: int) -> Table:
@@ -122,154 +65,14 @@ def in_text(table: Table) -> list[str]:
     return lines
 
 
-def in_bytes(size: float) -> str:
-    """Return a size in three digits, with its unit.
-
-    >>> in_bytes(22), in_bytes(18700), in_bytes(4e7)
-    ('22 B', '18.7 kB', '40 MB')
-    """
-    for unit, large in (("MB", 1e6), ("kB", 1e3)):
-        if size >= large:
-            return f"{size / large:.3g} {unit}"
-    return f"{size:.0f} B"
-
-
-def _cells(one: Throughput, throughput: Sequence[Throughput]) -> tuple[str, str, str]:
-    """Return median, range and ratio. Unknown figures are empty."""
-    rate = one.env_steps_per_second
-    if rate is None:
-        return "" if one.failure is None else "failed", "", ""
-    same_size = (other for other in throughput if (other.system, other.num_envs) == (REFERENCE, one.num_envs))
-    base = next((other.env_steps_per_second for other in same_size), None)
-    return in_steps(rate.median), _range(rate, in_steps), "" if base is None else f"{rate.median / base.median:.2f}"
-
-
-def _range(spread: Spread, in_words: Callable[[float], str]) -> str:
-    return f"{in_words(spread.low)} to {in_words(spread.high)}"
-
-
-class PlainDisplay:
-    """Plain lines: one for each repeat, and the tables at the end.
-
-    Args:
-        file: File to write to.
-    """
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-        self._repeat = -1
-
-    def __enter__(self) -> PlainDisplay:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        pass
-
-    def update(self, progress: Progress) -> None:
-        """Print a line if a new repeat begins."""
-        if progress.repeat != self._repeat:
-            self._repeat = progress.repeat
-            self._print(f"round {self._repeat} of {progress.repeats}" if self._repeat else "starting all systems")
-
-    def show(self, report: BenchReport) -> None:
-        """Print a report."""
-        self._print(in_one_line(report.machine))
-        for table in (cost_table(report), *throughput_tables(report.throughput)):
-            self._print("\n" + "\n".join(in_text(table)))
-        for line in (*failures(report), *closing_lines(report)):
-            self._print(line)
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._file, flush=True)
-
-
-class LiveDisplay:
-    """A live table of the measurements so far. Needs the extra ``progress``.
-
-    Args:
-        file: Terminal to write to.
-
-    Raises:
-        ImportError: ``rich`` is not installed.
-    """
-
-    def __init__(self, file: IO[str]) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(file=file, markup=False, emoji=False)
-        # A terminal that is resized wraps lines, so that rich cannot find the old table. The alternate screen has a
-        # fixed corner to draw from.
-        self._live = Live(console=self._console, auto_refresh=False, screen=True)
-
-    def __enter__(self) -> LiveDisplay:
-        self._live.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._live.stop()
-
-    def update(self, progress: Progress) -> None:
-        """Show the measurements so far."""
-        round_ = f"round {progress.repeat} of {progress.repeats}: " if progress.repeat else ""
-        table = medians_table(progress.throughput, f"{round_}{progress.doing}")
-        self._live.update(_rich(table, self._console.width), refresh=True)
-
-    def show(self, report: BenchReport) -> None:
-        """Print a report."""
-        self._live.stop()
-        self._console.print(in_one_line(report.machine), style="dim", highlight=False)
-        for table in (cost_table(report), *throughput_tables(report.throughput)):
-            self._console.print(_rich(table, self._console.width))
-        for line in failures(report):
-            self._console.print(line, style="red", highlight=False)
-        for line in closing_lines(report):
-            self._console.print(line, style="dim", highlight=False)
-
-
-def make_display(file: IO[str]) -> PlainDisplay | LiveDisplay:
-    """Return a live display if the file is a terminal and ``rich`` is installed, or else a plain one."""
-    if file.isatty():
-        with contextlib.suppress(ImportError):
-            return LiveDisplay(file)
-    return PlainDisplay(file)
-
-
-def closing_lines(report: BenchReport) -> list[str]:
-    """Return the last lines: conditions, a warning if the machine was busy, chosen settings, fastest systems."""
-    how = (
-        f"{report.environment}: {report.repeats} rounds of {report.slice_s:.2g} s for each vector env, "
-        f"{report.seconds:.0f} s in all, starting and closing included. Vector envs step with random actions; pools "
-        "also run the policy."
-    )
-    chosen = [f"{one.system}, {one.num_envs} envs: {one.choice}" for one in report.throughput if one.choice]
-    return [how, *load_warning(report.machine), *chosen, *_fastest(report.throughput), ADVISE]
-
-
-def _fastest(throughput: Sequence[Throughput]) -> Iterator[str]:
-    """Yield the fastest of all systems for each number of sub-environments, and the fastest one with a policy."""
-    for n in sorted({one.num_envs for one in throughput}):
-        rates = {
-            label(one.system, one.num_workers): one.env_steps_per_second.median
-            for one in throughput
-            if one.num_envs == n and one.env_steps_per_second is not None
-        }
-        acting = {name: rate for name, rate in rates.items() if name.startswith(ACTING)}
-        best = max(rates, key=rates.__getitem__, default=None)
-        if best is not None:
-            yield f"Fastest with {n} envs: {best}, {in_steps(rates[best])} env steps per second."
-        if acting and best not in acting:
-            best = max(acting, key=acting.__getitem__)
-            also = f"Fastest with {n} envs that also runs the policy"
-            yield f"{also}: {best}, {in_steps(acting[best])} env steps per second."
-
-
-def _rich(table: Table, width: int) -> Any:
+def in_rich(table: Table, width: int) -> Any:
+    """Return a table for ``rich``, at most as wide as the terminal."""
     from rich import box
     from rich import table as rich_table
 
-    table = fitting(table, width, FRAME)
-    made = rich_table.Table(title=table.title, box=box.ROUNDED, title_justify="left", min_width=min(70, width))
+    table, has_heads = fitting(table, width, FRAME), any(table.columns)
+    made = rich_table.Table(title=table.title, box=box.ROUNDED, title_justify="left", show_header=has_heads)
+    made.min_width = min(70 if has_heads else 44, width)
     made.add_column(table.columns[0], overflow="fold")
     for i, column in enumerate(table.columns[1:], 1):
         made.add_column(column, justify="right", overflow="fold", min_width=column_width(table, i))
@@ -278,65 +81,73 @@ def _rich(table: Table, width: int) -> Any:
     return made
 
 
-COLOURS = {
-    "SyncVectorEnv": "#e6850d",
-    "AsyncVectorEnv": "#fdbe85",
-    "ParallelVectorEnv, default": "#08519c",
-    "ParallelVectorEnv": "#2171b5",
-    "AsyncWorkerPool, sync": "#238b45",
-    "AsyncWorkerPool, async": "#74c476",
-}
-OTHERS = "#a8a8a8"
-
-
-def plot(report: BenchReport, path: Path) -> None:
-    """Draw env steps per second by system, with one panel for each number of sub-environments.
+class Display:
+    """Display of a program in progress. A terminal is redrawn if ``rich`` is installed. Other files get lines.
 
     Args:
-        report: Report to draw. Bars are medians, and lines go from the lowest to the highest value.
-        path: Picture file. The suffix chooses the format.
-
-    Raises:
-        ConfigurationError: ``matplotlib`` is not installed, or does not have this format.
+        file: File to write to.
+        plain: Whether a terminal gets lines too.
+        screen: Whether to draw on a screen of its own, from which :meth:`stop` returns.
     """
-    check_plotting(path)
-    from matplotlib.figure import Figure
 
-    counts = sorted({one.num_envs for one in report.throughput})
-    rows = list(dict.fromkeys(label(one.system, one.num_workers) for one in report.throughput))
-    figure = Figure(figsize=(2.4 + 4.4 * len(counts), 1.7 + 0.36 * len(rows)), layout="constrained")
-    panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
-    for panel, n in zip(panels, counts, strict=True):
-        _draw(panel, rows, [one for one in report.throughput if one.num_envs == n])
-        panel.set_title(f"{n} environments", fontsize=11)
-    panels[0].set_yticks(range(len(rows)), rows)
-    panels[0].set_ylim(len(rows) - 0.4, -0.6)
-    figure.suptitle(f"{report.environment}: env steps per second", fontsize=13, fontweight="bold")
-    figure.supxlabel(
-        f"median and range of {report.repeats}; {report.machine['cpu']}, {report.machine['cores']} cores; "
-        "pools also act",
-        fontsize=8,
-        color="#555555",
-    )
-    with writing(path):
-        figure.savefig(path, dpi=130)
+    def __init__(self, file: IO[str], *, plain: bool = False, screen: bool = False) -> None:
+        self._file, self._shown = file, -math.inf
+        self._live: Any = None
+        if file.isatty() and not plain:
+            with contextlib.suppress(ImportError):
+                from rich.console import Console
+                from rich.live import Live
 
+                self._console = Console(file=file, markup=False, emoji=False)
+                self._live = Live(console=self._console, auto_refresh=False, screen=screen)
+                self._width = self._console.width
 
-def _draw(panel: Any, rows: Sequence[str], throughput: Sequence[Throughput]) -> None:
-    highest = max((one.env_steps_per_second.high for one in throughput if one.env_steps_per_second), default=1.0)
-    for one in throughput:
-        place, rate = rows.index(label(one.system, one.num_workers)), one.env_steps_per_second
-        if rate is None:
-            panel.text(0, place, " failed", va="center", fontsize=8, color="#b00000")
-            continue
-        spread = [[rate.median - rate.low], [rate.high - rate.median]]
-        style = {"ecolor": "#333333", "capsize": 2, "error_kw": {"elinewidth": 0.9}}
-        panel.barh(place, rate.median, 0.72, color=COLOURS.get(one.system, OTHERS), xerr=spread, **style)
-        panel.text(rate.high + 0.02 * highest, place, in_steps(rate.median), va="center", fontsize=8)
-    panel.set_xlim(0, 1.2 * highest)
-    panel.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}")
-    panel.tick_params(axis="y", length=0)
-    panel.locator_params(axis="x", nbins=6)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(axis="x", color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)
+    @property
+    def is_live(self) -> bool:
+        """True if the display redraws a terminal."""
+        return self._live is not None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the last drawing as it is. Idempotent."""
+        if self._live is not None:
+            self._live.stop()
+
+    def is_due(self) -> bool:
+        """Return whether it is time for another drawing or line. The caller then makes one."""
+        now = time.monotonic()
+        due = now - self._shown >= (LINE_EVERY_S if self._live is None else REFRESH_S)
+        self._shown = now if due else self._shown
+        return due
+
+    def show(self, drawn: Table | str, line: str) -> None:
+        """Redraw a terminal with a table or a line, or write another line to another file."""
+        if self._live is None:
+            self.write(line)
+            return
+        before, self._width = self._width, self._console.width
+        if self._width < before:  # A narrower terminal has wrapped the table, and rich cannot find its first line.
+            self._console.clear()
+        self._live.update(self._rendered(drawn), refresh=True)
+
+    def write(self, part: Table | str, style: str | None = None) -> None:
+        """Write a table or a line that stays.
+
+        Args:
+            part: Table or line.
+            style: Style in a terminal. Default: none.
+        """
+        if self._live is not None:
+            self._console.print(self._rendered(part), style=style, highlight=False)
+        else:
+            print(part if isinstance(part, str) else "\n".join(("", *in_text(part))), file=self._file, flush=True)
+
+    def _rendered(self, part: Table | str) -> Any:
+        return part if isinstance(part, str) else in_rich(part, self._console.width)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from parenv.bench.bench_display import BenchDisplay, plot
 from parenv.bench.benchmark import ADVISE_IS_BENCH, bench
-from parenv.bench.display import make_display, plot
 from parenv.bench.failure_report import failure_report
 from parenv.bench.lineage_plot import lineage
 from parenv.bench.output_files import check_plotting, check_writable, write_text
@@ -184,9 +184,9 @@ def _run_bench(options: argparse.Namespace) -> None:
     check_writable(options.json, options.plot)
     if options.plot is not None:
         check_plotting(options.plot)
-    with make_display(sys.stdout) as display:
+    with BenchDisplay(sys.stdout) as display:
         report = bench(**given(options), watch=display.update)
-        display.show(report)
+        display.report(report)
     if options.json is not None:
         write_text(options.json, report.to_json())
     if options.plot is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,8 @@ def _evaluated(plan: EvaluationPlan, resume: bool, progress: bool) -> Evaluation
         found = [known[episode] for episode in wanted if episode in known]
         missing = [episode for episode in wanted if episode not in known]
         if missing or plan.videos:
-            with (EvaluationSession if plan.job.acts else CentralSession)(plan) as session:
-                shown = ProgressLine(len(wanted), len(found)) if progress else None
+            shown = ProgressLine(len(wanted), len(found)) if progress else None
+            with (EvaluationSession if plan.job.acts else CentralSession)(plan) as session, shown or nullcontext():
                 found += _played(session, plan.queue_of(missing), file.write, shown)
                 if plan.videos:
                     _record_videos(session, plan, found)

@@ -1,21 +1,19 @@
-"""A line with the progress of an evaluation and the time left."""
+"""Line with the progress of an evaluation and the time left."""
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Mapping
 from typing import IO
 
+from parenv.bench.display import Display
 from parenv.evaluation.results import EvaluatedEpisode
 
-REFRESH_S = 0.1
-LINE_EVERY_S = 5.0
 _BAR = 20
 
 
-class ProgressLine:
+class ProgressLine(Display):
     """Line that a terminal overwrites, and that other files get every 5 s.
 
     Args:
@@ -25,11 +23,9 @@ class ProgressLine:
     """
 
     def __init__(self, total: int, done: int, file: IO[str] | None = None) -> None:
-        self._file = file or sys.stderr
-        self._total, self._done = total, done
-        self._began, self._shown = time.monotonic(), -math.inf
+        super().__init__(file or sys.stderr)
+        self._total, self._done, self._began = total, done, time.monotonic()
         self._seconds: dict[str, list[float]] = {}
-        self._is_live = self._file.isatty()
 
     def update(self, episode: EvaluatedEpisode | None, unfinished: Mapping[str, int], last: bool = False) -> None:
         """Count an episode, and show the line if it is time.
@@ -39,16 +35,12 @@ class ProgressLine:
             unfinished: Number of unfinished episodes by task.
             last: Whether nothing follows.
         """
-        now = time.monotonic()
         if episode is not None:
             self._done += 1
             self._seconds.setdefault(episode.task, []).append(episode.seconds)
-        if last or now - self._shown >= (REFRESH_S if self._is_live else LINE_EVERY_S):
-            self._shown = now
-            line = self._line(time_left(self._seconds, unfinished, now - self._began))
-            end = "\n" if last or not self._is_live else ""
-            self._file.write(f"\r\x1b[K{line}{end}" if self._is_live else f"{line}\n")
-            self._file.flush()
+        if self.is_due() or last:
+            line = self._line(time_left(self._seconds, unfinished, time.monotonic() - self._began))
+            self.show(line, line)
 
     def _line(self, left_s: float | None) -> str:
         filled = _BAR * self._done // max(1, self._total)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from parenv import AsyncWorkerPool, ConfigurationError, Stop, progress
+from parenv.bench import display as display_module
 from parenv.progress import ProgressDisplay, TensorBoardWriter, mean_lag, scalars
 from parenv.testing import LedgerEnv
 
@@ -79,7 +80,8 @@ def test_a_terminal_shows_one_table_with_the_current_statistics(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    for module in (progress, display_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     stop, drawn = Stop(env_steps=1000, mean_return=1e9, seconds=60), []
     with pool_of_ledgers() as pool, ProgressDisplay(pool, stop, title="ledgers", file=terminal) as display:
         assert not terminal.screen()[1]
@@ -113,12 +115,12 @@ def test_a_narrow_terminal_has_all_figures(terminal: Terminal, monkeypatch: pyte
 def test_a_terminal_that_shrinks_is_cleared_because_wrapped_lines_cannot_be_located(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "REFRESH_S", 0.0)
+    monkeypatch.setattr(display_module, "REFRESH_S", 0.0)
     with pool_of_ledgers() as pool, ProgressDisplay(pool, file=terminal) as display:
         display.update()
         for width in (100, 40):
             assert "\x1b[2J" not in terminal.getvalue()
-            display._console.width = width
+            display._display._console.width = width
             display.update()
     assert terminal.getvalue().count("\x1b[2J\x1b[H") == 1
 
@@ -146,7 +148,7 @@ def test_an_interrupt_while_the_last_figures_are_drawn_leaves_the_cursor(
         raise KeyboardInterrupt
 
     with pool_of_ledgers() as pool, pytest.raises(KeyboardInterrupt), ProgressDisplay(pool, file=terminal):
-        monkeypatch.setattr(progress, "_table", interrupt)
+        monkeypatch.setattr(display_module, "in_rich", interrupt)
     assert terminal.screen()[1]
 
 

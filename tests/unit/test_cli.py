@@ -20,18 +20,16 @@ import parenv.bench
 from parenv.bench import benchmark as bench_module
 from parenv.bench import output_files
 from parenv.bench.agent import RandomNetwork
-from parenv.bench.benchmark import BenchReport, Progress, Throughput, bench
-from parenv.bench.display import (
-    LiveDisplay,
-    PlainDisplay,
+from parenv.bench.bench_display import (
+    BenchDisplay,
     closing_lines,
     cost_table,
     failures,
-    in_text,
-    make_display,
     medians_table,
     throughput_tables,
 )
+from parenv.bench.benchmark import BenchReport, Progress, Throughput, bench
+from parenv.bench.display import in_text
 from parenv.bench.environment import environment_factory, named_factory, tried_out
 from parenv.bench.measuring import (
     Found,
@@ -515,13 +513,12 @@ def test_steps_of_one_step_episodes_are_measured_in_the_given_time() -> None:
 
 def test_progress_is_plain_lines_in_a_file_and_a_live_table_in_a_terminal() -> None:
     plain, terminal = io.StringIO(), Terminal()
-    assert isinstance(make_display(plain), PlainDisplay)
-    assert isinstance(make_display(terminal), LiveDisplay)
     for file in (plain, terminal):
-        with make_display(file) as display:
+        with BenchDisplay(file) as display:
+            assert display.is_live == (file is terminal)
             for repeat in (0, 1, 1):
                 display.update(Progress("the next one", repeat, 3, a_report().throughput))
-            display.show(a_report())
+            display.report(a_report())
         assert "ParallelVectorEnv, 2 workers" in file.getvalue()
         assert "AsyncVectorEnv, 8 envs failed: OSError" in file.getvalue()
     assert plain.getvalue().splitlines()[:2] == ["starting all systems", "round 1 of 3"]
@@ -537,8 +534,8 @@ def test_values_are_not_cut_in_a_terminal_of_any_width(width: int, monkeypatch: 
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
-    with make_display(terminal) as display:
-        display.show(a_report())
+    with BenchDisplay(terminal) as display:
+        display.report(a_report())
     lines = visible(terminal.getvalue())
     assert max(map(len, lines)) <= width
     for name, figure in (("SyncVectorEnv", "1,000"), ("env step", "2 µs"), ("weights", "1 kB")):
@@ -550,13 +547,12 @@ def test_values_are_not_cut_in_a_terminal_of_any_width(width: int, monkeypatch: 
 def test_a_live_table_is_redrawn_if_the_terminal_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     terminal, progress = Terminal(), Progress("the next one", 1, 3, a_report().throughput)
-    with make_display(terminal) as display:
-        assert isinstance(display, LiveDisplay)
+    with BenchDisplay(terminal) as display:
         for width in (80, 34):
             display._console.width = width
             display.update(progress)
         live = terminal.getvalue()
-        display.show(a_report())
+        display.report(a_report())
     # The live table uses the alternate screen, where each update is drawn from the upper left corner.
     assert live.startswith("\x1b[?1049h")
     assert terminal.getvalue()[len(live) :].startswith("\x1b[?25h\x1b[?1049l")
@@ -567,16 +563,19 @@ def test_square_brackets_are_not_markup() -> None:
     terminal = Terminal()
     failed = Throughput("AsyncVectorEnv", 8, None, None, "OSError: lost :ok: at [/dev/sim0] [red]")
     report = replace(a_report(), throughput=(failed,))
-    with make_display(terminal) as display:
+    with BenchDisplay(terminal) as display:
         display.update(Progress("[/next]", 1, 3, report.throughput))
-        display.show(report)
+        display.report(report)
     assert "round 1 of 3: [/next]" in terminal.getvalue()
     assert "failed: OSError: lost :ok: at [/dev/sim0] [red]" in terminal.getvalue()
 
 
 def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert isinstance(make_display(Terminal()), PlainDisplay)
+    terminal = Terminal()
+    with BenchDisplay(terminal) as display:
+        display.update(Progress("the next one", 1, 3, ()))
+    assert terminal.getvalue() == "round 1 of 3\n"
 
 
 def test_a_plot_without_matplotlib_is_refused_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_an_exception_of_other_user_code_is_an_error_message(
 
 
 def test_an_unexpected_exception_of_parenv_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parenv.cli.main.make_display", None)
+    monkeypatch.setattr("parenv.cli.main.BenchDisplay", None)
     with pytest.raises(TypeError):
         main(["bench", "CartPole-v1"])
 
