@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, NamedTuple, Self
 
+from parenv.experience.summary import text_table
+
 REFRESH_S, LINE_EVERY_S = 0.1, 5.0
 """Seconds between two drawings in a terminal, and between two lines in other files."""
 FRAME = 4
@@ -57,12 +59,7 @@ def in_text(table: Table) -> list[str]:
     >>> in_text(Table("title", ("", "head"), [("a", "1"), ("long", "12")]))
     ['title', '      head', 'a        1', 'long    12']
     """
-    widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-    lines = [table.title]
-    for first, *others in (table.columns, *table.rows):
-        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        lines.append("  ".join((first.ljust(widths[0]), *numbers)).rstrip())
-    return lines
+    return [table.title, *text_table([table.columns, *table.rows])]
 
 
 def in_rich(table: Table, width: int) -> Any:

@@ -5,3 +5,4 @@ from parenv.evaluation.report import Comparison as Comparison
 from parenv.evaluation.report import EvaluationReport as EvaluationReport
 from parenv.evaluation.report import TaskReport as TaskReport
 from parenv.evaluation.results import EvaluatedEpisode as EvaluatedEpisode
+from parenv.experience.episode_figures import EpisodeFigures as EpisodeFigures

@@ -1,11 +1,9 @@
-"""Report of an evaluation: means, success rates and interquartile means with 95 % intervals."""
+"""Report of an evaluation of several tasks: figures with 95 % intervals, and comparison with another evaluation."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,38 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parenv.bench.display import Table, in_text
 from parenv.errors import ConfigurationError
 from parenv.evaluation.results import EvaluatedEpisode, read
+from parenv.experience.episode_figures import EpisodeFigures, Interval, bootstrap_interval
+from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.metrics import TASK, metrics_of
+from parenv.experience.summary import text_table
 from parenv.libraries import require
 
-CONFIDENCE = 0.95
-RESAMPLES = 2000
-_SEED = 0
-"""Seed of the bootstrap, so that equal episodes give equal reports."""
-_TRIMMED = 0.25
-Interval = tuple[float, float]
-Samples = Sequence[npt.NDArray[np.float64]]
-UNKNOWN: Interval = (math.nan, math.nan)
 
-
-@dataclass(frozen=True)
-class TaskReport:
-    """Figures of one task, or of all tasks together. Lost episodes are counted in ``failures`` only.
+@dataclass(frozen=True, kw_only=True)
+class TaskReport(EpisodeFigures):
+    """Figures of one task, or of all tasks together, see :class:`~parenv.evaluation.EpisodeFigures`.
 
     Args:
         task: Name of the task; ``"all tasks"`` for all.
-        episodes: Number of episodes that were not lost.
-        mean_return: Mean return. For all tasks, the mean of the tasks' means.
-        mean_interval: Interval of the mean return with 95 % confidence, by Student's t distribution.
-        iqm_return: Interquartile mean: mean return without the lowest and the highest quarter of the episodes.
-        iqm_interval: Interval of the interquartile mean, by a bootstrap that is stratified by task.
-        success_rate: Share of successes. NaN if no episode reports success.
-        success_interval: Wilson's interval of the success rate.
-        mean_length: Mean number of env steps.
-        failures: Number of lost episodes by reason.
-        seconds: Sum of the seconds of all episodes.
 
     >>> report = TaskReport.of("reach", [EvaluatedEpisode("reach", i, i, 10.0 + i, 5, i > 0, "terminated", 0.1)
     ...                                  for i in range(4)])
@@ -53,16 +34,6 @@ class TaskReport:
     """
 
     task: str
-    episodes: int
-    mean_return: float
-    mean_interval: Interval
-    iqm_return: float
-    iqm_interval: Interval
-    success_rate: float
-    success_interval: Interval
-    mean_length: float
-    failures: Mapping[str, int]
-    seconds: float
 
     @classmethod
     def of(cls, task: str, *strata: Sequence[EvaluatedEpisode]) -> TaskReport:
@@ -72,25 +43,14 @@ class TaskReport:
             task: Name.
             *strata: Episodes of each task.
         """
-        everything = [one for stratum in strata for one in stratum]
-        kept = [[one for one in stratum if not one.is_lost] for stratum in strata]
-        finished = [one for stratum in kept for one in stratum]
-        samples = [np.array([one.episode_return for one in stratum]) for stratum in kept if stratum]
+        finished = [one for stratum in strata for one in stratum if not one.is_lost]
         successes = [one.success for one in finished if one.success is not None]
-        mean, mean_interval = mean_of_means(samples)
-        return cls(
-            task=task,
-            episodes=len(finished),
-            mean_return=mean,
-            mean_interval=mean_interval,
-            iqm_return=float(_iqm(*samples)) if samples else math.nan,
-            iqm_interval=bootstrap_interval(samples, _iqm),
-            success_rate=float(np.mean(successes)) if successes else math.nan,
-            success_interval=wilson_interval(sum(successes), len(successes)),
-            mean_length=float(np.mean([one.length for one in finished])) if finished else math.nan,
-            failures=dict(Counter(one.ended_by for one in everything if one.is_lost)),
-            seconds=sum(one.seconds for one in everything),
-        )
+        return cls.of_strata([_statistics(stratum) for stratum in strata], successes, task=task)
+
+
+def _statistics(episodes: Sequence[EvaluatedEpisode]) -> EpisodeStatistics:
+    columns = [(one.episode_return, one.length, one.seconds, one.index, one.ended_by) for one in episodes]
+    return EpisodeStatistics.of(*(zip(*columns, strict=True) if columns else [()] * 5))
 
 
 @dataclass(frozen=True)
@@ -196,9 +156,8 @@ class EvaluationReport:
 
     def __str__(self) -> str:
         several = [self.overall] if len(self.tasks) > 1 else []
-        head = ("", "episodes", "mean return [95 %]", "IQM [95 %]", "success [95 %]", "length", "lost", "seconds")
-        rows = [_row(one) for one in (*self.tasks.values(), *several)]
-        lines = in_text(Table("", head, rows))[1:]
+        rows = [(one.task, *one.cells().values()) for one in (*self.tasks.values(), *several)]
+        lines = text_table([("", *self.overall.cells()), *rows])
         for one in self.tasks.values():
             if one.failures:
                 causes = ", ".join(f"{cause} {count}" for cause, count in sorted(one.failures.items()))
@@ -210,91 +169,13 @@ class EvaluationReport:
         return f"<EvaluationReport of {len(self.episodes)} episodes of {len(self.tasks)} tasks: {one.mean_return:.6g}>"
 
 
-def mean_of_means(samples: Samples) -> tuple[float, Interval]:
-    """Return the mean of the samples' means, and its interval by Student's t distribution.
-
-    The degrees of freedom of several samples are those of Welch and Satterthwaite.
-    """
-    if not samples:
-        return math.nan, UNKNOWN
-    mean = float(np.mean([sample.mean() for sample in samples]))
-    if any(len(sample) < 2 for sample in samples):
-        return mean, UNKNOWN
-    parts = np.array([sample.var(ddof=1) / len(sample) for sample in samples]) / len(samples) ** 2
-    variance = float(parts.sum())
-    if not variance:
-        return mean, (mean, mean)
-    freedom = variance**2 / float(sum(part**2 / (len(sample) - 1) for part, sample in zip(parts, samples, strict=True)))
-    half = float(_stats().t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(variance)
-    return mean, (mean - half, mean + half)
-
-
-def wilson_interval(successes: int, count: int) -> Interval:
-    """Return Wilson's interval of a share.
-
-    >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
-    [0.49, 0.943]
-    """
-    if not count:
-        return UNKNOWN
-    found = _stats().binomtest(int(successes), count).proportion_ci(CONFIDENCE, method="wilson")
-    return float(found.low), float(found.high)
-
-
-def bootstrap_interval(samples: Samples, statistic: Callable[..., Any]) -> Interval:
-    """Return the percentile interval of a statistic, with each sample resampled by itself.
-
-    Args:
-        samples: Samples, float64 ``[n]`` each.
-        statistic: Function of one array ``[..., n]`` per sample that reduces the last axis.
-    """
-    if not samples or any(len(sample) < 2 for sample in samples):
-        return UNKNOWN
-    generator = np.random.default_rng(_SEED)
-    resampled = [sample[generator.integers(0, len(sample), (RESAMPLES, len(sample)))] for sample in samples]
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(statistic(*resampled), [tail, 100 - tail])
-    return float(low), float(high)
-
-
-def _iqm(*samples: Any) -> Any:
-    return _stats().trim_mean(np.concatenate(samples, axis=-1), _TRIMMED, axis=-1)
-
-
 def _improvement(*samples: Any) -> Any:
     return np.mean([_better(mine, theirs) for mine, theirs in zip(samples[::2], samples[1::2], strict=True)], axis=0)
 
 
 def _better(mine: Any, theirs: Any) -> Any:
     """Return the share of pairs in which the first value is higher, with equal values as half, along the last axis."""
-    ranks = _stats().rankdata(np.concatenate([mine, theirs], axis=-1), axis=-1)
+    stats: Any = require("scipy.stats", "the comparison of two evaluations", "eval")
+    ranks = stats.rankdata(np.concatenate([mine, theirs], axis=-1), axis=-1)
     count, others = mine.shape[-1], theirs.shape[-1]
     return (ranks[..., :count].sum(axis=-1) - count * (count + 1) / 2) / (count * others)
-
-
-def _stats() -> Any:
-    return require("scipy.stats", "the report of an evaluation", "eval")
-
-
-def _row(one: TaskReport) -> tuple[str, ...]:
-    return (
-        one.task,
-        str(one.episodes),
-        _with_interval(one.mean_return, one.mean_interval),
-        _with_interval(one.iqm_return, one.iqm_interval),
-        _with_interval(one.success_rate, one.success_interval, ".0%"),
-        _shown(one.mean_length, ".1f"),
-        str(sum(one.failures.values())),
-        f"{one.seconds:.1f}",
-    )
-
-
-def _with_interval(value: float, interval: Interval, form: str = ".2f") -> str:
-    if math.isnan(value):
-        return "-"
-    low, high = (_shown(bound, form) for bound in interval)
-    return f"{_shown(value, form)} [{low}, {high}]"
-
-
-def _shown(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form).replace("%", " %")

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from parenv.experience.endings import ENDINGS, LOST, endings_of, indices_of, is_finished
+from parenv.experience.episode_figures import EpisodeFigures
 from parenv.experience.metrics import EVALUATION, metrics_of
-from parenv.experience.summary import Summarized
+from parenv.experience.summary import Summarized, text_table
 
 _COLUMNS: dict[str, Any] = {"returns": np.float64, "lengths": np.int64, "seconds": np.float64, "env_ids": np.int64}
 _TEXT = np.array(ENDINGS).dtype
@@ -67,6 +68,11 @@ class EpisodeStatistics(Summarized):
         """Episodes that their environments did not end."""
         return self._only(~is_finished(self.ended_by))
 
+    @cached_property
+    def figures(self) -> EpisodeFigures:
+        """Mean, interquartile mean and intervals of the returns, as :func:`parenv.evaluate` reports them."""
+        return EpisodeFigures.of_strata([self])
+
     @property
     def mean_return(self) -> float:
         """Mean of the returns of finished episodes; NaN if there are none."""
@@ -78,6 +84,9 @@ class EpisodeStatistics(Summarized):
         """Mean length of finished episodes in env steps; NaN if there are none."""
         lengths = self.finished.lengths
         return float(np.mean(lengths)) if len(lengths) else float("nan")
+
+    def __str__(self) -> str:
+        return "\n".join(text_table([*zip(*self.figures.cells().items(), strict=True)]))
 
     def _facts(self) -> dict[str, Any]:
         means = {name: f"{getattr(self, name):.6g}" for name in ("mean_return", "mean_length")}

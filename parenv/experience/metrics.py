@@ -38,9 +38,9 @@ def metrics_of(table: tuple[Metric, ...], statistics: Any, prefix: str = "") -> 
     """Return the values of all metrics of a table that are known, with a prefix before their names.
 
     >>> from types import SimpleNamespace
-    >>> result = SimpleNamespace(episodes=[9.0, 11.0], policy_version=3, env_steps=math.nan)
-    >>> metrics_of(EVALUATION[2:], result)
-    {'eval/episodes': 2.0, 'eval/policy_version': 3.0}
+    >>> result = SimpleNamespace(policy_version=3, env_steps=math.nan)
+    >>> metrics_of(EVALUATION[-2:], result)
+    {'eval/policy_version': 3.0}
     """
     values = ((prefix + metric.name, float(metric.value(statistics))) for metric in table)
     return {name: value for name, value in values if math.isfinite(value)}
@@ -81,18 +81,8 @@ def _frozen(statistics: Any) -> float:
     return len(statistics.frozen_policies)
 
 
-EVALUATION = (
-    Metric("eval/mean_return", attrgetter("episodes.mean_return"), "Mean return of the episodes."),
-    Metric("eval/mean_length", attrgetter("episodes.mean_length"), "Mean length of the episodes in env steps."),
-    Metric("eval/episodes", lambda result: len(result.episodes), "Number of episodes."),
-    Metric("eval/policy_version", attrgetter("policy_version"), "Version that was evaluated."),
-    Metric("eval/env_steps", attrgetter("env_steps"), "Env steps of the training when the evaluation began."),
-)
-"""Metrics of an :class:`~parenv.EvaluationResult`. A pool has those of its last evaluation."""
-
-
 TASK = (
-    Metric("mean_return", attrgetter("mean_return"), "Mean return. For all tasks, the mean of the tasks' means."),
+    Metric("mean_return", attrgetter("mean_return"), "Mean return. For several tasks, the mean of the tasks' means."),
     Metric("iqm_return", attrgetter("iqm_return"), "Interquartile mean of the returns."),
     Metric("success_rate", attrgetter("success_rate"), "Share of successes, from 0 to 1."),
     Metric("mean_length", attrgetter("mean_length"), "Mean length in env steps."),
@@ -101,6 +91,19 @@ TASK = (
     Metric("seconds", attrgetter("seconds"), "Sum of the seconds of all episodes."),
 )
 """Metrics of a task of an :class:`~parenv.EvaluationReport`, and of all tasks together. Their names get a prefix."""
+
+
+def _of_figures(metric: Metric) -> Metric:
+    """Return a metric of a task as a metric of an evaluation by a pool."""
+    return metric._replace(name=f"eval/{metric.name}", value=lambda result: metric.value(result.episodes.figures))
+
+
+EVALUATION = (
+    *(_of_figures(metric) for metric in TASK if metric.name != "success_rate"),
+    Metric("eval/policy_version", attrgetter("policy_version"), "Version that was evaluated."),
+    Metric("eval/env_steps", attrgetter("env_steps"), "Env steps of the training when the evaluation began."),
+)
+"""Metrics of an :class:`~parenv.EvaluationResult`. A pool has those of its last evaluation."""
 
 
 def _evaluated(metric: Metric) -> Metric:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -31,6 +31,20 @@ def html_table(title: str, facts: Mapping[str, Any]) -> str:
     """
     rows = (f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
     return f"<table><caption>{escape(title)}</caption>{''.join(rows)}</table>"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with columns of equal width. The first column is aligned to the left.
+
+    >>> text_table([("", "head"), ("a", "1"), ("long", "12")])
+    ['      head', 'a        1', 'long    12']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join((first.ljust(widths[0]), *numbers)).rstrip())
+    return lines
 
 
 def shapes_of(tree: Tree) -> str:

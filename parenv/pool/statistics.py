@@ -176,7 +176,7 @@ def _lost(figures: PoolStatistics) -> str:
 def _evaluated(found: EvaluationResult | None) -> str:
     if found is None:
         return ""
-    mean, count = found.mean_return, len(found.episodes)
+    mean, count = found.mean_return, len(found.episodes.finished)
     return f"version {found.policy_version}, of {found.env_steps:,} env steps: mean return {mean:,.2f} of {count:,}"
 
 

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from parenv.argument_checks import at_least
 from parenv.errors import ConfigurationError
 from parenv.experience.agent_rollouts import AgentEpisodes
+from parenv.experience.episode_figures import student_t
 from parenv.experience.episodes import EvaluationResult
 from parenv.experience.summary import Summarized
 from parenv.policy.assignment import UNNAMED
@@ -197,19 +197,7 @@ def lower_bound(returns: Sequence[float], confidence: float) -> float:
     500.0
     """
     count = len(returns)
-    return float(np.mean(returns) - _t(confidence, count - 1) * np.std(returns, ddof=1) / math.sqrt(count))
-
-
-def _t(confidence: float, freedom: int) -> float:
-    """Return a quantile of Student's t distribution (Abramowitz and Stegun 26.7.5), within 0.1 % from 4 degrees on."""
-    z = NormalDist().inv_cdf(confidence)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
+    return float(np.mean(returns) - student_t(confidence, count - 1) * np.std(returns, ddof=1) / math.sqrt(count))
 
 
 def _kept(path: Path) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from envs import Drawn
-from policies import Counter, lean
+from policies import Counter, lean, zeros
 
 import parenv
 from parenv import Action, ConfigurationError, EvaluatedEpisode, Policy, WorkerDiedError, WorkerOptions
@@ -76,6 +76,15 @@ def test_results_equal_those_of_a_plain_loop(tmp_path: Path) -> None:
             observation, reward, is_over, _, _ = env.step(action)
             total += reward
         assert (line["return"], line["length"]) == (total, env.steps)
+
+
+def test_a_pool_shows_the_figures_of_parenv_evaluate_for_episodes_that_are_equal() -> None:
+    make = partial(envs.Plain, length=5, reward=2.0)
+    with parenv.AsyncWorkerPool(make, zeros, num_envs=2, num_workers=0) as pool:
+        of_pool = pool.evaluate(8).figures.cells()
+    report = parenv.evaluate(zeros, {"plain": make}, episodes=8, num_workers=0)
+    assert {**report.tasks["plain"].cells(), "seconds": ""} == {**of_pool, "seconds": ""}
+    assert of_pool["mean return [95 %]"] == "10.00 [10.00, 10.00]"
 
 
 FAULTS = {"kill": envs.kill_oneself, "raise": envs.fail, "exit": envs.sys_exit, "segfault": envs.segfault}

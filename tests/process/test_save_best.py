@@ -329,4 +329,4 @@ def test_a_policy_without_a_name_needs_none(tmp_path: Path) -> None:
 def test_the_lower_bound_uses_students_t(count: int, confidence: float, quantile: float) -> None:
     returns = np.random.default_rng(0).normal(3, 2, count)
     wanted = returns.mean() - quantile * returns.std(ddof=1) / math.sqrt(count)
-    assert lower_bound(returns.tolist(), confidence) == pytest.approx(wanted, abs=5e-3)
+    assert lower_bound(returns.tolist(), confidence) == pytest.approx(wanted, abs=1e-5)

@@ -17,13 +17,22 @@ from nets import Wrapped
 from scipy import stats
 from scripts import printed_by
 
-from parenv import ConfigurationError, EvaluatedEpisode, EvaluationReport, ParenvError, save_checkpoint
+from parenv import (
+    ConfigurationError,
+    EpisodeStatistics,
+    EvaluatedEpisode,
+    EvaluationReport,
+    EvaluationResult,
+    ParenvError,
+    save_checkpoint,
+)
 from parenv.envs.seeding import task_episode_seed
 from parenv.evaluation.identity import identity_of
 from parenv.evaluation.policies import loaded
 from parenv.evaluation.progress import ProgressLine
 from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
 from parenv.evaluation.results import ResultsFile, read
+from parenv.experience.episode_figures import student_t
 
 ABOUT = {"policy": "0123", "tasks": {"a": "4567"}, "seed": 0}
 SCALE = 3
@@ -172,9 +181,37 @@ def test_the_mean_and_the_success_rate_have_the_intervals_of_scipy() -> None:
     assert report.overall.mean_interval == pytest.approx(one.mean_interval)
 
 
+@pytest.mark.parametrize("freedom", [1, 1.5, 2, 4, 20.5, 1e3, 1e6])
+def test_quantiles_of_students_t_are_the_ones_of_scipy(freedom: float) -> None:
+    shares = [0.5, 0.6, 0.9, 0.95, 0.975, 0.995]
+    found = [student_t(share, freedom) for share in shares]
+    assert found == pytest.approx(stats.t.ppf(shares, freedom), rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 31])
+def test_a_pool_and_a_report_show_the_same_numbers_for_the_same_episodes(count: int) -> None:
+    generator = np.random.default_rng(count)
+    returns, seconds = generator.normal(3, 2, count).tolist(), generator.random(count).tolist()
+    lengths = generator.integers(1, 100, count).tolist()
+    ended_by = generator.choice(["terminated", "truncated", "worker_died"], count).tolist()
+    of_pool = EvaluationResult(3, 640, EpisodeStatistics.of(returns, lengths, seconds, [0] * count, ended_by))
+    columns = enumerate(zip(returns, lengths, seconds, ended_by, strict=True))
+    report = EvaluationReport(
+        [played("a", i, value, length=n, seconds=s, ended_by=why) for i, (value, n, s, why) in columns]
+    )
+    np.testing.assert_equal(vars(of_pool.episodes.figures) | {"task": "all tasks"}, vars(report.overall))
+    metrics = of_pool.metrics()
+    assert {name: metrics[name] for name in report.metrics() if "/a/" not in name} == {
+        name: value for name, value in metrics.items() if name not in ("eval/policy_version", "eval/env_steps")
+    }
+    if count:
+        head, row = str(of_pool.episodes).splitlines()
+        assert [line.split() for line in str(report).splitlines()[:2]] == [head.split(), ["a", *row.split()]]
+
+
 @pytest.mark.more
 def test_intervals_have_about_their_nominal_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parenv.evaluation.report.RESAMPLES", 200)
+    monkeypatch.setattr("parenv.experience.episode_figures.RESAMPLES", 200)
     normal = np.random.default_rng(1).normal
     covered = np.zeros(3)
     runs = 200
