@@ -33,16 +33,15 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def fitting(table: Table, width: int, frame: int) -> Table:
+def fitting(table: Table, width: int) -> Table:
     """Drop the columns that do not fit: ranges first, then ratios, then columns from the right.
 
     Args:
         table: Table whose first column has names, which may be wrapped. Figures may not be wrapped.
         width: Width of the terminal, in characters.
-        frame: Characters around a column.
     """
     kept = list(range(len(table.columns)))
-    while len(kept) > 2 and NAMES + sum(column_width(table, i) for i in kept[1:]) + frame * len(kept) > width:
+    while len(kept) > 2 and NAMES + sum(column_width(table, i) for i in kept[1:]) + FRAME * len(kept) > width:
         kept.remove(max(kept[1:], key=lambda i: (_EXPENDABLE.get(table.columns[i], 0), i)))
     rows = [[row[i] for i in kept] for row in table.rows]
     return Table(table.title, [table.columns[i] for i in kept], rows)
@@ -67,7 +66,7 @@ def in_rich(table: Table, width: int) -> Any:
     from rich import box
     from rich import table as rich_table
 
-    table, has_heads = fitting(table, width, FRAME), any(table.columns)
+    table, has_heads = fitting(table, width), any(table.columns)
     made = rich_table.Table(title=table.title, box=box.ROUNDED, title_justify="left", show_header=has_heads)
     made.min_width = min(70 if has_heads else 44, width)
     made.add_column(table.columns[0], overflow="fold")
@@ -95,7 +94,7 @@ class Display:
                 from rich.console import Console
                 from rich.live import Live
 
-                self._console = Console(file=file, markup=False, emoji=False)
+                self._console = Console(file=file, markup=False, emoji=False, highlight=False)
                 self._live = Live(console=self._console, auto_refresh=False, screen=screen)
                 self._width = self._console.width
 
@@ -142,7 +141,7 @@ class Display:
             style: Style in a terminal. Default: none.
         """
         if self._live is not None:
-            self._console.print(self._rendered(part), style=style, highlight=False)
+            self._console.print(self._rendered(part), style=style)
         else:
             print(part if isinstance(part, str) else "\n".join(("", *in_text(part))), file=self._file, flush=True)
 
