@@ -3,6 +3,7 @@
 In Minari's ``arrow`` format each episode has a folder, and the metadata of the dataset has the number of episodes. The
 writer writes new folders into a draft folder beside the dataset and moves them. Then it replaces the metadata in one
 step. A process that is killed in between leaves the dataset as it was. The next recording removes the draft folder.
+``minari.create_dataset_from_buffers`` cannot write into a draft: it makes the folder of the dataset first.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class MinariWriter:
 
         draft.mkdir()
         storage = self._new_storage(draft)
-        # Minari looks at all files and rewrites the metadata for each episode. That is half of the time, for nothing.
+        # Minari looks at all files and rewrites the metadata for each episode, which takes most of the time for nothing.
         storage.get_size, storage.update_metadata = float, dict
         storage.update_episodes(
             EpisodeBuffer(
