@@ -22,7 +22,8 @@ def commands(of: argparse.ArgumentParser, name: str = "parenv") -> Iterator[tupl
         yield name, of
     for action in inner:
         for word, one in action.choices.items():
-            yield from commands(one, f"{name} {word}")
+            if one.prog == f"{name} {word}":  # A former name of a command has the same parser.
+                yield from commands(one, f"{name} {word}")
 
 
 def table(of: argparse.ArgumentParser) -> str:

@@ -13,7 +13,7 @@ import time
 import warnings
 from typing import IO, Any
 
-from parenv.bench.display import Display, Table
+from parenv.bench import display
 from parenv.experience.metrics import POOL
 from parenv.libraries import require
 from parenv.options import Stop
@@ -56,7 +56,7 @@ class ProgressDisplay:
     ) -> None:
         self._pool, self._stop, self._title, self._as_json = pool, stop or Stop(), title, as_json
         self._is_quiet = this_learner().rank > 0
-        self._display = Display(file or sys.stderr, plain=as_json or self._is_quiet)
+        self._display = display.Display(file or sys.stderr, plain=as_json or self._is_quiet)
         self._began = time.monotonic()
         self._recent = (self._began, 0)
 
@@ -88,7 +88,7 @@ class ProgressDisplay:
             return
         figures = self._figures(time.monotonic())
         line = "  ".join(f"{name} {value}" for name, value in figures.items())
-        self._display.show(Table(self._title, ("", ""), list(figures.items())), line)
+        self._display.show(display.Table(self._title, ("", ""), list(figures.items())), line)
 
     def _figures(self, now: float) -> dict[str, str]:
         statistics = self._pool.statistics()

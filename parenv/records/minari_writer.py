@@ -130,7 +130,7 @@ class MinariWriter:
 
         draft.mkdir()
         storage = self._new_storage(draft)
-        # Minari looks at all files and rewrites the metadata for each episode, which takes most of the time for nothing.
+        # Minari looks at all files and rewrites the metadata for each episode. That takes most of the time.
         storage.get_size, storage.update_metadata = float, dict
         storage.update_episodes(
             EpisodeBuffer(
