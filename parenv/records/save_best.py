@@ -192,7 +192,7 @@ def lower_bound(returns: Sequence[float], confidence: float) -> float:
         confidence: Confidence that the mean is above the bound, if returns are normally distributed.
 
     >>> lower_bound([9.0, 10.0, 11.0, 10.0, 10.0], 0.95)
-    9.3259...
+    9.3258...
     >>> lower_bound([500.0] * 20, 0.95)
     500.0
     """
