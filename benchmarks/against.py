@@ -81,6 +81,21 @@ def vector_steps(num_envs: int, num_workers: int) -> Iterator[int]:
             yield 20 * num_envs
 
 
+def half_steps(num_envs: int, num_workers: int) -> Iterator[int]:
+    """Step two halves of a vector env in turn without end and yield the number of env steps after every 20 of each."""
+    from parenv import ParallelVectorEnv
+
+    envs = ParallelVectorEnv([make_env] * num_envs, num_workers=num_workers, batch_size=num_envs // 2)
+    actions = np.random.default_rng(0).integers(2, size=(1000, num_envs // 2))
+    with contextlib.closing(envs):
+        envs.reset(seed=0)
+        envs.send(np.zeros(num_envs, np.int64))
+        for begin in itertools.cycle(range(0, len(actions), 40)):
+            for row in actions[begin : begin + 40]:
+                envs.send(row, envs.recv()[-1]["env_id"])
+            yield 20 * num_envs
+
+
 CASES: dict[str, tuple[Callable[..., Iterator[int]], tuple[Any, ...]]] = {
     "pool-8-numpy": (pool_steps, (8, 0, numpy_policy)),
     "pool-64-numpy": (pool_steps, (64, 0, numpy_policy)),
@@ -90,6 +105,8 @@ CASES: dict[str, tuple[Callable[..., Iterator[int]], tuple[Any, ...]]] = {
     "vector-8": (vector_steps, (8, 0)),
     "vector-64": (vector_steps, (64, 0)),
     "vector-2-workers": (vector_steps, (64, 2)),
+    "vector-8-2-workers": (vector_steps, (8, 2)),
+    "halves-2-workers": (half_steps, (64, 2)),
 }
 """Cases by name: function, and its ``num_envs``, ``num_workers`` and policy."""
 

@@ -12,9 +12,8 @@ from gymnasium.vector import AutoresetMode
 from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_result
 from parenv.envs.step_buffer_rows import ActionRows, ObservationRows, SideChannel, Where
 from parenv.memory.kinds import FINAL_OBSERVATION
-from parenv.memory.order import fence
 from parenv.memory.status_slot import StatusSlot, code
-from parenv.memory.step_buffer import StepBuffer
+from parenv.memory.step_buffer import KINDS, RESET, StepBuffer
 from parenv.memory.trees import own_copy
 
 NO_OPTIONS = False
@@ -66,47 +65,48 @@ class StepBufferStepper:
         # lost one. With DISABLED, the user does that.
         begins_with_reset = seeds is not None and mode is not AutoresetMode.DISABLED
         self._steps = self._fresh.copy() if begins_with_reset else [env.step for env in self._envs]
-        self._orders_taken = 0
         self._answered: tuple[Where, Any] = own, 0
 
-    def step_all(self) -> None:
-        """Serve one request of every row."""
-        self._progress.has_infos[0] = False
-        self._run(range(len(self._envs)), self._own, self._steps)
-
-    def serve(self, most: int) -> int:
-        """Serve the orders at the front of the ring that belong to one request.
-
-        Args:
-            most: Number of orders in the ring.
-
-        Returns:
-            Number of orders that were served.
-        """
-        # The main process wrote orders and numbers before its wake-up, which goes through the kernel: no fence needed.
-        ring, begin = self._step_buffer.orders[self._own], self._orders_taken % len(self._envs)
-        orders = ring[begin : begin + most].tolist()
-        orders += ring[: most - len(orders)].tolist()
-        numbers = self._step_buffer.requested[self._own][[max(order, ~order) for order in orders]].tolist()
-        orders = orders[: numbers.count(numbers[0])]
-        self._orders_taken += len(orders)
-        if orders[0] < 0:
-            resets = [~order for order in orders]
-            self.reset(resets, [None] * len(resets), {})
+    def serve(self, number: int, columns: Sequence[int]) -> None:
+        """Serve a request to some rows."""
+        if number % KINDS == RESET:
+            where = self._where(columns)
+            self._begin_episodes(columns, where, [None] * len(columns), {})
+        elif len(columns) == len(self._envs):
+            where = self._own
+            self._progress.has_infos[0] = False
+            self._run(columns, where, self._steps)
         else:
-            self._run(orders, self._where(orders), [self._steps[column] for column in orders])
-        return len(orders)
+            where = self._where(columns)
+            self._run(columns, where, [self._steps[column] for column in columns])
+        self._answered = where, number
 
     def reset(self, columns: Sequence[int], seeds: Sequence[int | None], options: Any) -> None:
-        """Begin an episode in some sub-environments.
+        """Begin an episode in some sub-environments, as a message asks for it.
 
         Args:
             columns: Columns, counted from the first of this worker.
             seeds: One seed for each.
             options: Options for all, or a list with one entry for each. :data:`NO_OPTIONS` leaves the keyword out.
         """
-        where, observations = self._where(columns), []
-        numbers = self._begin(where)
+        where = self._where(columns)
+        numbers = self._step_buffer.requested[where].copy()
+        self._begin_episodes(columns, where, seeds, options)
+        self._answered = where, numbers
+
+    def find_steps(self, columns: Sequence[int]) -> None:
+        """Read the ``step`` methods again, because a call may have replaced them."""
+        for column in columns:
+            if self._steps[column] is not self._fresh[column]:
+                self._steps[column] = self._envs[column].step
+
+    def stamp(self) -> None:
+        """Mark the last request as finished. Side data must have been sent before."""
+        self._step_buffer.rendezvous.finish(*self._answered)
+
+    def _begin_episodes(self, columns: Sequence[int], where: Where, seeds: Sequence[int | None], options: Any) -> None:
+        observations: list[Any] = []
+        self._begin(where)
         each = options if isinstance(options, list) else [options] * len(columns)
         for column, seed, options_of_one in zip(columns, seeds, each, strict=True):
             try:
@@ -119,27 +119,13 @@ class StepBufferStepper:
                 observation = self._fail(column, error)
             observations.append(observation)
         self._write(columns, where, observations, False)
-        self._answered = where, numbers
-
-    def find_steps(self, columns: Sequence[int]) -> None:
-        """Read the ``step`` methods again, because a call may have replaced them."""
-        for column in columns:
-            if self._steps[column] is not self._fresh[column]:
-                self._steps[column] = self._envs[column].step
-
-    def stamp(self) -> None:
-        """Mark the last request as finished. Side data must have been sent before."""
-        where, numbers = self._answered
-        # The main process may read the number when another worker wakes it, so the rows must be written first.
-        fence()
-        self._step_buffer.finished[where] = numbers
 
     def _run(self, columns: Sequence[int], where: Where, steps: Sequence[Callable[[Any], Any]]) -> None:
         cell, every = self._progress.cell, self._step_codes
         observations: list[Any] = []
         rewards: list[Any] = []
         keep, pay = observations.append, rewards.append
-        numbers = self._begin(where)
+        self._begin(where)
         codes = every if where is self._own else [every[column] for column in columns]
         for column, at, step, action in zip(columns, codes, steps, self.actions.read(where), strict=True):
             cell[0], returned = at, NOTHING
@@ -159,16 +145,14 @@ class StepBufferStepper:
             pay(reward)
         self._write_rewards(columns, where, rewards)
         self._write(columns, where, observations, True)
-        self._answered = where, numbers
 
-    def _begin(self, where: Where) -> Any:
-        """Clear the rows; return the numbers of their requests."""
+    def _begin(self, where: Where) -> None:
+        """Clear the rows."""
         step_buffer = self._step_buffer
         step_buffer.terminated[where] = False
         step_buffer.truncated[where] = False
         if self._side.any_infos:
             step_buffer.info_kinds[where] = 0
-        return step_buffer.requested[where].copy()
 
     def _begin_next(self, column: int, action: Any) -> Any:
         """Reset in the place of a step."""

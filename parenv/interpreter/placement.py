@@ -24,7 +24,7 @@ from parenv.memory.step_signals import offsets
 from parenv.placement.base import Event, Launch, Received
 from parenv.placement.local import LocalPlacement
 from parenv.process.launcher import Launcher, thread_variables
-from parenv.process.wake_up import MESSAGE, FutexWakeUps, Poller, WakeUp
+from parenv.process.wake_up import Poller, WakeUps, WorkerWakeUp
 from parenv.protocol.data import pack
 from parenv.protocol.frames import PROTOCOL_VERSION, Sender, number_of
 from parenv.protocol.messages import Actions, Call, Close, Failure, Message, Reply, Rows, SideData, StepReady
@@ -81,9 +81,9 @@ class InterpreterPlacement(LocalPlacement):
         self._refused: list[Event] = []
         self._step_buffer: StepBufferMap | None = None
 
-    def wake_up(self, worker: int, shared: FutexWakeUps | None) -> WakeUp:
+    def wake_up(self, worker: int, wake_ups: WakeUps) -> WorkerWakeUp:
         """Make the wake-up of the next process of a worker, an eventfd, which any interpreter can read."""
-        wake_up = self._worker_wake_ups[worker] = WakeUp()
+        wake_up = self._worker_wake_ups[worker] = wake_ups.of(worker, eventfd=True)
         return wake_up
 
     def lay_out_step_buffer(self, step_buffer: StepBufferMap) -> None:
@@ -125,7 +125,7 @@ class InterpreterPlacement(LocalPlacement):
             assert isinstance(message, Call)
             self._refuse(to, message, error)
             return
-        self._wake_ups[to].notify(MESSAGE)
+        self._wake_ups[to].notify_of_message()
         self._sockets.send(*to, [text, *buffers])
 
     def wait(self, timeout_s: float) -> list[Event]:

@@ -35,8 +35,8 @@ MIN_VERSION = (3, 8)
 HEADER = struct.Struct("!4sHHII")
 COUNT, LENGTH = struct.Struct("<I"), struct.Struct("<Q")
 DESCRIPTORS = 6
-ALL, MESSAGE = 32, 48
-"""Positions of the counts in the number of a wake-up, see ``parenv/process/wake_up.py``."""
+KINDS, RESET = 4, 2
+"""Kinds of requests in the numbers of rows, see ``parenv/memory/step_buffer.py``."""
 BY_MESSAGE = -1
 MAX_DEPTH = 64
 
@@ -213,7 +213,7 @@ class Status:
         self.any_infos, self.spoke, self._notified, self._sleeping = (
             head[at[name] : at[name] + 1] for name in ("any_infos", "spoke", "notified", "sleeping")
         )
-        self._wanted = head[at["wanted"] : at["wanted"] + 8].cast("q")
+        self._wanted, self.told = (head[at[name] : at[name] + 8].cast("q") for name in ("wanted", "told"))
         self._doing, self._answers = job["doing"], answers
 
     def begin(self, doing: str, env_id: int = -1) -> None:
@@ -589,9 +589,8 @@ class Rows:
         found = {}
         for name, i, offset, shape, dtype in layout["fields"]:
             found[name, i] = numpy.ndarray(tuple(shape), numpy.dtype(dtype), memory, offset)
-        self.rewards, self.terminated, self.truncated, self.requested, self.finished, self.orders, self.kinds = (
-            found[name, 0]
-            for name in ("rewards", "terminated", "truncated", "requested", "finished", "orders", "info_kinds")
+        self.rewards, self.terminated, self.truncated, self.requested, self.finished, self.kinds = (
+            found[name, 0] for name in ("rewards", "terminated", "truncated", "requested", "finished", "info_kinds")
         )
         self.infos = found["infos", 0]
         self.observed = [Leaf(*leaf) for leaf in layout["observations"]]
@@ -698,33 +697,34 @@ class Stepper:
         # The first step of a process that replaces another one begins an episode.
         begins = bool(job["seeds"]) and job["mode"] != "DISABLED"
         self._steps = list(self._fresh) if begins else [env.step for env in envs]
-        self._taken = 0
         self._rows = None  # type: Any
+        self._answered = self._own, 0  # type: Tuple[Any, Any]
 
     def use(self, rows: Rows) -> None:
         """Use these rows."""
         self._rows = rows
         self._fit = Fit(rows.observed, self._job)
 
-    def step_all(self) -> None:
-        """Step every environment."""
-        self._status.has_infos[0] = 0
-        self._run(range(len(self._envs)), self._own)
+    def due(self) -> List[Tuple[int, List[int]]]:
+        """Return the requests that are to be served, the oldest first: the number of each, and its columns."""
+        if self._rows is None:
+            return []
+        requested, finished = self._rows.requested[self._own].copy(), self._rows.finished[self._own]
+        fence()
+        due = ((requested != finished) & (requested % KINDS != 0)).nonzero()[0]
+        numbers = sorted(set(requested[due].tolist()))
+        return [(number, due[requested[due] == number].tolist()) for number in numbers]
 
-    def serve(self, most: int) -> int:
-        """Serve the orders at the front of the ring that belong to one request; return their number."""
-        ring, begin = self._rows.orders[self._own], self._taken % len(self._envs)
-        orders = ring[begin : begin + most].tolist()
-        orders += ring[: most - len(orders)].tolist()
-        numbers = self._rows.requested[self._own][[max(order, ~order) for order in orders]].tolist()
-        orders = orders[: numbers.count(numbers[0])]
-        self._taken += len(orders)
-        if orders[0] < 0:
-            columns = [~order for order in orders]
+    def serve(self, number: int, columns: List[int]) -> None:
+        """Serve a request to some rows."""
+        if number % KINDS == RESET:
             self.reset(columns, [None] * len(columns), {})
+        elif len(columns) == len(self._envs):
+            self._status.has_infos[0] = 0
+            self._run(range(len(columns)), self._own)
         else:
-            self._run(orders, self._where(orders))
-        return len(orders)
+            self._run(columns, self._where(columns))
+        self._answered = self._answered[0], number
 
     def reset(self, columns: Sequence[int], seeds: Sequence[Optional[int]], options: Any) -> None:
         """Begin an episode in some environments."""
@@ -951,13 +951,14 @@ class Worker:
         else:
             self._answer(*value)
 
-    def step(self, orders: int, all_rows: int) -> None:
-        """Serve all pending requests."""
-        while orders:
-            orders -= self._stepper.serve(orders)
-            self._finish()
-        if all_rows:
-            self._stepper.step_all()
+    def due(self) -> List[Tuple[int, List[int]]]:
+        """Return the requests that are to be served."""
+        return self._stepper.due()
+
+    def step(self, due: List[Tuple[int, List[int]]]) -> None:
+        """Serve requests."""
+        for number, columns in due:
+            self._stepper.serve(number, columns)
             self._finish()
 
     def _answer(self, number: int, method: str, arguments: Sequence[Any]) -> None:
@@ -1108,11 +1109,14 @@ def main(path: str) -> None:
 
 def serve(connection: Connection, status: Status, worker: Optional[Worker], memory_fd: int, wake_up: int) -> None:
     """Do what the main process asks for, until it sends ``close``. Without a worker, only wait for that."""
+    received = 0
     while True:
         status.cell[0] = status.code("waiting", -1)
-        (counts,) = struct.unpack("=Q", os.read(wake_up, 8))
+        os.read(wake_up, 8)
         try:
-            for _ in range(counts >> MESSAGE & 0xFFF):
+            due = [] if worker is None else worker.due()
+            while status.told[0] != received:
+                received += 1
                 kind, value = next_message(connection)
                 if kind == "close":
                     if worker is not None:
@@ -1121,9 +1125,10 @@ def serve(connection: Connection, status: Status, worker: Optional[Worker], memo
                 if worker is not None:
                     worker.take(kind, value, memory_fd)
                 status.notify()
+                due = [] if worker is None else worker.due()
             if worker is not None:
                 said = status.said[0]
-                worker.step(counts & 0xFFFFFFFF, counts >> ALL & 0xFFFF)
+                worker.step(due)
                 if status.said[0] != said:
                     status.notify()
         except BaseException as error:

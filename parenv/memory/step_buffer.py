@@ -1,7 +1,7 @@
 """The step buffer: shared arrays for one step of a vector env, with one row per sub-environment.
 
-The main process writes actions and requests. Each worker writes the rows of its own sub-environments. Both notify each
-other with wake-ups.
+The main process writes actions and the numbers of requests, and wakes the workers. Each worker serves those of its rows
+whose number has a kind and is not finished. It writes the results, and then the number of the finished request.
 """
 
 from __future__ import annotations
@@ -13,17 +13,25 @@ from typing import Any
 import numpy as np
 
 from parenv.memory.layout import Field, aligned, place, sized_leaves
+from parenv.memory.order import fence
+from parenv.memory.rendezvous import Rendezvous
 from parenv.memory.spaces import Leaf, is_single
 
 ITEM_BYTES = 8
 """Bytes for each number of an action, enough for a larger dtype than the one of the space."""
+KINDS = 4
+"""The number of a request is ``KINDS * sequence + kind``, and sequences count up."""
+STEP, RESET = 1, 2
+"""Kinds of requests that a worker serves when it sees their number. Requests of kind 0 are not the worker's to begin:
+a message asks for them, or the main process answers them."""
+Request = tuple[int, Sequence[int]]
+"""Number of a request, and the columns of its rows, counted from the first of a worker."""
 _ROW_FIELDS: tuple[tuple[str, str], ...] = (
     ("rewards", "<f8"),
     ("terminated", "?"),
     ("truncated", "?"),
     ("requested", "<i8"),
     ("finished", "<i8"),
-    ("orders", "<i4"),
     ("info_kinds", "<i4"),
 )
 
@@ -68,10 +76,10 @@ class StepBuffer:
     Attributes:
         rewards: float64 ``[N]``.
         terminated, truncated: bool ``[N]``.
-        requested: int64 ``[N]``: number of the last request of each sub-environment.
+        requested: int64 ``[N]``: number of the last request of each sub-environment, see :data:`KINDS`. It is written
+            after the actions and after the messages about the request were counted.
         finished: int64 ``[N]``: number of the last finished request, written after its results.
-        orders: int32 ``[N]``: a ring of orders for each worker, over the rows of its share. Order ``i`` steps the
-            worker's sub-environment ``i``, and order ``~i`` resets it.
+        rendezvous: Rendezvous of the rows, from these two arrays.
         info_kinds: int32 ``[N]``: 0: no info; > 0: format of the bytes; -1: the info comes in a message.
         infos: uint8 ``[N, info_bytes]``.
         observations: One array ``[N, *shape]`` per leaf, ``None`` if its values have no fixed size.
@@ -89,19 +97,14 @@ class StepBuffer:
         self.rewards, self.terminated, self.truncated = (
             arrays[name, 0] for name in ("rewards", "terminated", "truncated")
         )
-        self.requested, self.finished, self.orders = (arrays[name, 0] for name in ("requested", "finished", "orders"))
+        self.requested, self.finished = (arrays[name, 0] for name in ("requested", "finished"))
+        self.rendezvous = Rendezvous(self.requested, self.finished)
         self.info_kinds, self.infos = arrays["info_kinds", 0], arrays["infos", 0]
         self.observations = [arrays.get(("observations", i)) for i in range(len(spec.observations))]
         self._raw_actions = [arrays.get(("actions", i)) for i in range(len(spec.actions))]
         self.action_bytes = [0 if raw is None else raw.shape[-1] for raw in self._raw_actions]
         self.one_action = is_single(spec.actions)
         self.view_actions([leaf.dtype for leaf in spec.actions])
-
-    def has_finished(self, rows: int) -> bool:
-        """Tell whether the last requests of at least so many sub-environments are finished."""
-        if rows == len(self.finished):
-            return self.finished.tobytes() == self.requested.tobytes()
-        return int(np.count_nonzero(self.finished == self.requested)) >= rows
 
     def view_actions(self, dtypes: Sequence[str | None]) -> None:
         """Set the dtypes of the actions, which may differ from the dtypes of the space.
@@ -112,6 +115,40 @@ class StepBuffer:
             None if raw is None else view_rows(raw, 0, dtype, leaf.shape)
             for leaf, raw, dtype in zip(self.spec.actions, self._raw_actions, dtypes, strict=True)
         ]
+
+
+class OwnRequests:
+    """The requests to the rows of one worker.
+
+    Args:
+        step_buffer: The step buffer.
+        own: Rows of the worker.
+    """
+
+    def __init__(self, step_buffer: StepBuffer, own: slice) -> None:
+        both: list[Any] = [step_buffer.requested, step_buffer.finished]
+        self._requested, self._finished = (memoryview(numbers[own]) for numbers in both)
+        self._columns = range(own.stop - own.start)
+
+    def of_all(self) -> Request:
+        """Return the request of all rows, which have one number."""
+        return self._requested[0], self._columns
+
+    def due(self) -> list[Request]:
+        """Return the requests that the worker must serve, the oldest first."""
+        requested, finished = self._requested.tobytes(), self._finished.tobytes()
+        # The caller looks next for messages and actions, which the main process has written before these numbers.
+        fence()
+        if requested == finished:
+            return []
+        n, first = len(self._columns), requested[:8]
+        # Requests to step all rows are the most frequent ones, and comparing bytes is faster than comparing arrays.
+        if requested == n * first and finished == n * finished[:8]:
+            number = int.from_bytes(first, "little")
+            return [(number, self._columns)] if number % KINDS else []
+        numbers = np.frombuffer(requested, "<i8")
+        due = ((numbers != np.frombuffer(finished, "<i8")) & (numbers % KINDS != 0)).nonzero()[0]
+        return [(one, due[numbers[due] == one].tolist()) for one in sorted(set(numbers[due].tolist()))]
 
 
 def view_rows(rows: Any, offset: int, dtype: Any, shape: Sequence[int]) -> Any:

@@ -10,20 +10,26 @@ from parenv.memory.status_slot import ANY_INFOS, SPOKE
 
 GROUP = 32
 """Number of workers that sleep on one number, as many as a futex has bits."""
-_CHANGES = 56
-_ROUNDS, _WANTED, _NOTIFIED, _SLEEPING = 36, 40, 48, 49
-_SUM = 48
+_WANTED, _NOTIFIED, _SLEEPING = 40, 48, 49
+_TOLD, _CHANGES = 48, 56
 
 
 def changes_offset(worker: int) -> int:
-    """Return the offset in bytes of the uint32 that changes with each request to a worker or to others of its group."""
+    """Return the offset in bytes of the uint32 that changes when a worker or others of its group are notified."""
     return ALIGNMENT * (1 + worker - worker % GROUP) + _CHANGES
+
+
+def told(buffer: Any, worker: int) -> Any:
+    """Return the number of messages to the present process of a worker, one int64 that the main process writes."""
+    begin = ALIGNMENT * (1 + worker) + _TOLD
+    return memoryview(buffer)[begin : begin + 8].cast("q")
 
 
 def offsets(worker: int) -> dict[str, int]:
     """Return the offsets in bytes of the numbers that a worker without parenv uses, see ``parenv/interpreter``."""
     return {
         "slot": ALIGNMENT * (1 + worker),
+        "told": ALIGNMENT * (1 + worker) + _TOLD,
         "any_infos": ANY_INFOS,
         "spoke": SPOKE,
         "wanted": _WANTED,
@@ -33,17 +39,12 @@ def offsets(worker: int) -> dict[str, int]:
 
 
 class StepSignals:
-    """The numbers, each of them one item of a memoryview.
-
-    The main process writes the rows of a request, and then its number. A worker that has finished its rows looks
-    whether the rows of all workers are enough for the main process, and only then notifies it. Between the write of the
-    own rows and the look at the others is a full fence, so of the last workers to finish at least one notifies.
+    """The numbers for the wait of the main process, each of them one item of a memoryview.
 
     Args:
         buffer: Shared memory.
 
     Attributes:
-        rounds: uint32: number of requests to step every sub-environment.
         wanted: int64: number of finished rows for which the main process waits.
         notified: uint8: whether a worker has notified the main process since it last looked at the rows.
         sleeping: uint8: whether the main process may sleep, so that a worker that notifies it writes the eventfd.
@@ -51,20 +52,12 @@ class StepSignals:
 
     def __init__(self, buffer: Any) -> None:
         head = memoryview(buffer)
-        self._buffer = head
-        self.rounds = head[_ROUNDS : _ROUNDS + 4].cast("I")
         self.wanted = head[_WANTED : _WANTED + 8].cast("q")
         self.notified, self.sleeping = head[_NOTIFIED : _NOTIFIED + 1], head[_SLEEPING : _SLEEPING + 1]
-
-    def request_sum(self, worker: int) -> memoryview:
-        """Return the sum of all numbers that one worker was notified with, one uint64 that wraps around."""
-        begin = ALIGNMENT * (1 + worker) + _SUM
-        return self._buffer[begin : begin + 8].cast("Q")
 
     def expect(self, rows: int) -> None:
         """Have workers notify the main process once so many rows are finished. The caller then looks at the rows."""
         self.wanted[0] = rows
         self.notified[0] = 0
-        # A worker that finishes before the fence is seen by the caller's look at the rows. One that finishes after it
-        # sees the cleared flag, and notifies.
+        # This is the fence of the main process in the rendezvous of the rows.
         full_fence()

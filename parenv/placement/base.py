@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from parenv.memory.maps import SlotMap, StepBufferMap
-from parenv.process.wake_up import FutexWakeUps, Poller
+from parenv.process.wake_up import Poller, WakeUps
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
 
@@ -157,8 +157,8 @@ class Placement(Protocol):
 class Notifier(Protocol):
     """Wakes a worker on this machine or on a host."""
 
-    def notify(self, value: int, /) -> object:
-        """Add a number to the sum that the worker wakes with, see :mod:`parenv.process.wake_up`."""
+    def notify(self) -> object:
+        """Wake the worker, which then looks for messages and requests, see :mod:`parenv.process.wake_up`."""
 
     def close(self) -> None:
         """Close its descriptor. Idempotent."""
@@ -167,12 +167,12 @@ class Notifier(Protocol):
 class SteppingPlacement(Placement, Protocol):
     """A placement for vector envs, with a step buffer and wake-ups."""
 
-    def wake_up(self, worker: int, shared: FutexWakeUps | None) -> Notifier:
+    def wake_up(self, worker: int, wake_ups: WakeUps) -> Notifier:
         """Make the wake-up of the next process of a worker. It is notified of every message too.
 
         Args:
             worker: Index of the worker.
-            shared: Wake-ups of the workers on this machine, or ``None`` if each needs an eventfd.
+            wake_ups: Wake-ups of the workers on this machine.
         """
 
     def lay_out_step_buffer(self, step_buffer: StepBufferMap) -> None:

@@ -17,7 +17,7 @@ from parenv.process.descriptors import check_free
 from parenv.process.launcher import ForkServerSpec, Launcher
 from parenv.process.script_settings import settings_of_script
 from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
-from parenv.process.wake_up import MESSAGE, FutexWakeUp, FutexWakeUps, Poller, WakeUp
+from parenv.process.wake_up import Poller, WakeUp, WakeUps, WorkerWakeUp
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.transport.waiting import Source, Waiting, remaining
@@ -48,8 +48,8 @@ class LocalPlacement(SteppingPlacement):
         self._pickled = b""
         self._stacks: StackPipe | None = None
         self._handles: dict[int, Sender] = {}
-        self._worker_wake_ups: dict[int, WakeUp | FutexWakeUp] = {}
-        self._wake_ups: dict[Sender, WakeUp | FutexWakeUp] = {}
+        self._worker_wake_ups: dict[int, WorkerWakeUp] = {}
+        self._wake_ups: dict[Sender, WorkerWakeUp] = {}
         self._notified: WakeUp | None = None
         self._are_due: Callable[[], bool] | None = None
 
@@ -70,7 +70,7 @@ class LocalPlacement(SteppingPlacement):
         frames = to_frames(to, message)
         if to in self._wake_ups:
             # The wake-up comes first. A message without one would be lost if a signal handler raises between the two.
-            self._wake_ups[to].notify(MESSAGE)
+            self._wake_ups[to].notify_of_message()
         self._socket.send(*to, frames)
 
     def wait(self, timeout_s: float) -> list[Event]:
@@ -107,12 +107,12 @@ class LocalPlacement(SteppingPlacement):
         """
         self._are_due = are_due
 
-    def wake_up(self, worker: int, shared: FutexWakeUps | None) -> WakeUp | FutexWakeUp:
+    def wake_up(self, worker: int, wake_ups: WakeUps) -> WorkerWakeUp:
         """Make the wake-up of the next process of a worker. It is notified of every message too."""
         if self._socket is not None:
             # If no other descriptor is free, the wake-up takes a descriptor of the dead process.
             self._socket.drop(worker)
-        wake_up = self._worker_wake_ups[worker] = WakeUp() if shared is None else FutexWakeUp(shared, worker)
+        wake_up = self._worker_wake_ups[worker] = wake_ups.of(worker)
         return wake_up
 
     def poller(self, descriptor: int) -> Poller:
@@ -220,7 +220,6 @@ class LocalPlacement(SteppingPlacement):
         descriptors = own + launch.descriptors
         if (wake_up := self._wake_ups.get(worker)) is not None:
             descriptors += wake_up.inherited
-            arguments["sum_before"] = wake_up.sum_before
         return arguments, descriptors
 
     def _stack_pipe(self) -> StackPipe:

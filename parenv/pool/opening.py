@@ -9,7 +9,7 @@ from typing import Any
 
 from parenv.envs.factories import Spaces
 from parenv.memory.maps import VersionMap
-from parenv.memory.round_signals import RoundSignals
+from parenv.memory.pool_signals import RoundSignals
 from parenv.placement.base import Launch, Placement
 from parenv.placement.local import LocalPlacement
 from parenv.policy.assignment import UNNAMED

@@ -11,7 +11,7 @@ import numpy as np
 
 from parenv.errors import ConfigurationError, NotPicklableError, embedded
 from parenv.experience.assembly import Played
-from parenv.memory.load_requests import LoadRequests
+from parenv.memory.pool_signals import LoadRequests
 from parenv.placement.local import LocalPlacement
 from parenv.policy.assignment import UNNAMED, PolicyRow, PolicyTable
 from parenv.policy.policy import Policy, PolicyFactory, as_policy
@@ -444,7 +444,7 @@ class Synchronization:
         if number > 1:
             self._wake_ups[(number - 1) % 2].take()
         try:
-            self._wake_ups[number % 2].notify(1)
+            self._wake_ups[number % 2].notify()
             while not self._requests.all_have():
                 listen()
         except BaseException:

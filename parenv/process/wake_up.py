@@ -1,7 +1,8 @@
 """Wake-ups: how one process wakes another.
 
-The numbers with which a worker is notified add up until it takes the sum, so no wake-up is lost if it does not wait.
-The sum holds three counts: orders, :data:`ALL` and :data:`MESSAGE`.
+A wake-up carries no data. A process that is woken looks in shared memory for what there is to do, and sleeps again if
+there is nothing. So a needless wake-up is harmless. A process that notifies another one writes the reason first. Each
+wake-up is kept until the other process sleeps, so none is lost.
 
 The main process sleeps on an eventfd, because it waits for other descriptors too. The workers of a vector env sleep on
 one futex for 32 of them, so that a step of all costs the main process one system call for each 32. Each has its own
@@ -14,38 +15,15 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from parenv.memory.order import fence, full_fence
-from parenv.memory.step_buffer import StepBuffer
-from parenv.memory.step_signals import GROUP, StepSignals, changes_offset
+from parenv.memory.rendezvous import Rendezvous
+from parenv.memory.step_signals import GROUP, StepSignals, changes_offset, told
 from parenv.process.futex import EVERYONE, Futex
 from parenv.process.spinning import Spinner
 
-# The counts share one number, so one system call reads all of them at the same moment. A count that overflowed would
-# change the next one, but each has room for far more than can be in progress for one worker.
-ALL = 1 << 32
-"""Step every sub-environment."""
-MESSAGE = 1 << 48
-"""Read a message from the socket."""
-_SUM_MASK, _CHANGES_MASK = (1 << 64) - 1, (1 << 32) - 1
-
-
-class WakeUpCounts(NamedTuple):
-    """The counts in a sum."""
-
-    messages: int
-    all_rows: int
-    orders: int
-
-
-def counts_of(value: int) -> WakeUpCounts:
-    """Split a sum into its counts.
-
-    >>> counts_of(2 * MESSAGE + ALL + 7)
-    WakeUpCounts(messages=2, all_rows=1, orders=7)
-    """
-    return WakeUpCounts((value >> 48) & 0xFFF, (value >> 32) & 0xFFFF, value & 0xFFFFFFFF)
+_CHANGES_MASK = (1 << 32) - 1
 
 
 class WakeUp:
@@ -55,25 +33,20 @@ class WakeUp:
         descriptor: Descriptor of an eventfd that another process has made. Default: make one.
 
     Attributes:
-        inherited: Descriptors that the process needs that takes the sum.
-        sum_before: Sum of the numbers of earlier processes, which the process that takes the sum must not count.
-        notify: Function that adds a number to the sum.
-        take: Function that returns the sum since the last call, and waits while it is zero.
+        notify: Function that wakes the process that waits, or ends its next wait at once.
+        take: Function that waits until it is notified. It returns at once if it was notified since its last return.
     """
-
-    sum_before = 0
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = os.eventfd(0) if descriptor is None else descriptor
-        self.inherited: tuple[int, ...] = (self._descriptor,)
-        self.notify: Callable[[int], object] = partial(os.eventfd_write, self._descriptor)
-        self.take: Callable[[], int] = partial(os.eventfd_read, self._descriptor)
+        self.notify: Callable[[], object] = partial(os.eventfd_write, self._descriptor, 1)
+        self.take: Callable[[], object] = partial(os.eventfd_read, self._descriptor)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         # An env that is still open at exit closes itself, and needs this descriptor for that.
         self._close.atexit = False
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable while the sum is not zero."""
+        """Return the descriptor, which is readable while a notification was not taken."""
         return self._descriptor
 
     def close(self) -> None:
@@ -81,56 +54,69 @@ class WakeUp:
         self._close()
 
 
-class FutexWakeUp:
-    """The wake-up of one process of a worker, as the process that notifies it sees it.
+class WorkerWakeUp:
+    """The wake-up of one process of a worker of a vector env, as the main process sees it.
 
     Args:
-        wake_ups: Wake-ups of all workers.
+        buffer: Shared memory of the vector env.
         worker: Index of the worker.
+        futex: Futex on which the worker sleeps, or ``None`` if it has an eventfd.
 
     Attributes:
-        inherited: No descriptors, see :class:`WakeUp`.
-        sum_before: Sum of the numbers of earlier processes of this worker.
+        has_futex: Whether the worker sleeps on a futex.
+        inherited: Descriptors that the process of the worker needs.
+        notify: Function that wakes the worker. The worker then looks for messages and requests.
     """
 
-    inherited: tuple[int, ...] = ()
+    notify: Callable[[], object]
+    _eventfd: WakeUp | None
 
-    def __init__(self, wake_ups: FutexWakeUps, worker: int) -> None:
-        self._futex, self._bit = wake_ups.futex_of(worker), _bit_of(worker)
-        self._sum = wake_ups.signals.request_sum(worker)
-        self.sum_before = self._sum[0]
+    def __init__(self, buffer: Any, worker: int, futex: Futex | None) -> None:
+        self._eventfd, self.has_futex = None, futex is not None
+        self.inherited: tuple[int, ...] = ()
+        if futex is None:
+            self._eventfd = WakeUp()
+            self.inherited, self.notify = (self._eventfd.fileno(),), self._eventfd.notify
+        else:
+            self.notify = partial(_change, futex, _bit_of(worker))
+        # The new process counts the messages to it from 0.
+        self._told = told(buffer, worker)
+        self._told[0] = 0
 
-    def notify(self, value: int) -> None:
-        """Add a number to the sum."""
-        self._sum[0] = (self._sum[0] + value) & _SUM_MASK
-        _change(self._futex, self._bit)
+    def notify_of_message(self) -> None:
+        """Count a message that is sent next, and notify the worker, which then waits for the message."""
+        self._told[0] += 1
+        self.notify()
 
     def close(self) -> None:
-        """Do nothing: there is no descriptor."""
+        """Close the descriptor, if there is one. Idempotent."""
+        if self._eventfd is not None:
+            self._eventfd.close()
 
 
-class FutexWakeUps:
+class WakeUps:
     """The wake-ups of all workers of a vector env on this machine.
 
     Args:
         buffer: Shared memory of the vector env.
-
-    Attributes:
-        signals: The shared numbers.
+        futexes: Whether workers sleep on futexes. If not, each has an eventfd.
     """
 
-    def __init__(self, buffer: Any) -> None:
-        self.signals, self._buffer = StepSignals(buffer), buffer
+    def __init__(self, buffer: Any, futexes: bool) -> None:
+        self._buffer, self._has_futexes = buffer, futexes
         self._futexes: dict[int, Futex] = {}
 
+    def of(self, worker: int, eventfd: bool = False) -> WorkerWakeUp:
+        """Make the wake-up of the next process of a worker, with an eventfd in any case if ``eventfd`` is true."""
+        with_futex = self._has_futexes and not eventfd
+        return WorkerWakeUp(self._buffer, worker, self._futex_of(worker) if with_futex else None)
+
     def notify_all(self) -> None:
-        """Request a step of every sub-environment, from all workers at once."""
-        rounds = self.signals.rounds
-        rounds[0] = (rounds[0] + 1) & _CHANGES_MASK
+        """Notify all workers that sleep on futexes."""
         for futex in self._futexes.values():
             _change(futex, EVERYONE)
 
-    def futex_of(self, worker: int) -> Futex:
+    def _futex_of(self, worker: int) -> Futex:
         """Return the futex on which a worker sleeps, with others of its group."""
         group = worker // GROUP
         if group not in self._futexes:
@@ -144,51 +130,35 @@ class FutexWaiter:
     Args:
         buffer: Shared memory of the vector env.
         worker: Index of the worker.
-        sum_before: See :class:`FutexWakeUp`.
 
     Attributes:
-        changes: Number that changes with each request, one uint32.
+        changes: Number that changes with each notification, one uint32.
         spinner: Spinner on ``changes``. Default: ``None``, sleep at once.
     """
 
-    def __init__(self, buffer: Any, worker: int, sum_before: int) -> None:
-        signals, self._futex = StepSignals(buffer), Futex(buffer, changes_offset(worker))
-        self._sum, self._rounds, self._bit = signals.request_sum(worker), signals.rounds, _bit_of(worker)
-        # While this worker was not there, the main process notified the others one by one. So all rounds that this
-        # process must serve are still to come.
-        self._sum_seen, self._rounds_seen = sum_before, self._rounds[0]
+    def __init__(self, buffer: Any, worker: int) -> None:
+        self._futex, self._bit = Futex(buffer, changes_offset(worker)), _bit_of(worker)
         self.changes = self._futex.number
         self.spinner: Spinner | None = None
+        # No value of the number, so the first wait ends at once: messages may have come before this process.
+        self._seen = -1
 
-    def take(self) -> int:
-        """Return the sum since the last call, and wait while it is zero."""
-        changes, spinner = self.changes, self.spinner
-        while True:
-            seen = changes[0]
-            fence()
-            if value := self._new():
-                fence()
-                return value
+    def take(self) -> None:
+        """Wait until this worker, or another one of its group, is notified. See :class:`WakeUp`."""
+        changes, spinner, seen = self.changes, self.spinner, self._seen
+        while changes[0] == seen:
             if spinner is None:
                 self._futex.wait(seen, self._bit)
             elif not spinner.heard(seen):
                 self._futex.wait(seen, self._bit)
                 spinner.woke()
-
-    def _new(self) -> int:
-        # The main process notifies about a message before the step that needs it. Read in the other order, or a step
-        # could be seen without its message.
-        rounds = self._rounds[0]
+        # A change after this read ends the next wait at once, so the caller misses nothing that it looks for now.
+        self._seen = changes[0]
         fence()
-        total = self._sum[0]
-        value = (total - self._sum_seen) & _SUM_MASK
-        value += ((rounds - self._rounds_seen) & _CHANGES_MASK) * ALL
-        self._sum_seen, self._rounds_seen = total, rounds
-        return value
 
 
 class Answers:
-    """The wake-up of the main process, as a worker sees it.
+    """The wake-up of the main process, as a worker of a vector env sees it.
 
     Args:
         buffer: Shared memory of the vector env.
@@ -207,13 +177,12 @@ class Answers:
         # other way round. With a full fence between, one of both sees what the other has written.
         full_fence()
         if self._sleeping[0]:
-            self._wake_up.notify(1)
+            self._wake_up.notify()
 
-    def notify_if_enough(self, step_buffer: StepBuffer) -> None:
+    def notify_if_enough(self, rows: Rendezvous) -> None:
         """Notify the main process if as many rows are finished as it waits for."""
-        full_fence()
         # If another worker has notified already, the main process will look at the rows after it has cleared this.
-        if not self._notified[0] and step_buffer.has_finished(self._wanted[0]):
+        if rows.is_enough(self._wanted) and not self._notified[0]:
             self.notify()
 
 
@@ -250,6 +219,7 @@ def _bit_of(worker: int) -> int:
 
 def _change(futex: Futex, bits: int) -> None:
     """Change the number that workers sleep on, and wake those with these bits."""
+    # A worker that is about to sleep sees the change without the kernel. It must then see the reason too.
     fence()
     futex.number[0] = (futex.number[0] + 1) & _CHANGES_MASK
     futex.wake(bits)

@@ -97,7 +97,7 @@ class Exchange:
         elif isinstance(message, Rows):
             yield self.step_buffers.rows[to.worker].plan, to
         elif isinstance(message, Call) and self.step_buffers.used:
-            yield self.step_buffers.requests(to.worker, 0), to
+            yield self.step_buffers.requests(to.worker), to
         elif isinstance(message, Call) and message.policy_version >= 0:
             yield from self._missing_weights(host, message.policy_version)
         yield message, to

@@ -172,14 +172,12 @@ class RowPlan:
 
 @dataclass(frozen=True)
 class Requests:
-    """Driver: requests to the worker, and a number for its wake-up.
+    """Driver: requests to the worker, which the host then wakes.
 
     Args:
-        number: Number as in :mod:`parenv.process.wake_up`. 0: a message about these requests follows.
         data: Requests of all its rows, column by column.
     """
 
-    number: int
     data: memoryview
 
 

@@ -21,7 +21,7 @@ from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
 from parenv.placement.base import Ended, Event, Launch, Notifier, Received, Traffic, drained
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
-from parenv.process.wake_up import FutexWakeUps, Poller
+from parenv.process.wake_up import Poller, WakeUps
 from parenv.protocol.forms import harmless
 from parenv.protocol.frames import Sender, to_frames
 from parenv.protocol.messages import Message
@@ -108,11 +108,11 @@ class HostsPlacement:
         """Set the location of the rollout slots, before workers get it."""
         self._exchange.lay_out(slots)
 
-    def wake_up(self, worker: int, shared: FutexWakeUps | None) -> Notifier:
+    def wake_up(self, worker: int, wake_ups: WakeUps) -> Notifier:
         """Create the wake-up of the next process of a worker, on this machine or on a host."""
         self._exchange.step_buffers.used = True
         if worker < self._num_local:
-            return self._local.wake_up(worker, shared)
+            return self._local.wake_up(worker, wake_ups)
         return HostNotifier(partial(self._request, worker))
 
     def lay_out_step_buffer(self, step_buffer: StepBufferMap) -> None:
@@ -228,11 +228,11 @@ class HostsPlacement:
             self._listener.close(LINGER_S)
         return events
 
-    def _request(self, worker: int, number: int) -> None:
-        """Send requests to a worker on a host with a number for its wake-up, unless the host is gone."""
+    def _request(self, worker: int) -> None:
+        """Send requests to a worker on a host, unless the host is gone."""
         host = self._scheduler.host_of(self._present[worker])
         if host is not None:
-            self._tell(host, self._exchange.step_buffers.requests(worker, number), self._present[worker])
+            self._tell(host, self._exchange.step_buffers.requests(worker), self._present[worker])
 
     def _place(self) -> None:
         for worker, host in [] if self._closed else self._scheduler.place():

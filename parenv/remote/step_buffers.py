@@ -24,13 +24,13 @@ from parenv.memory.status_slot import StatusSlot, status_slot, take_status_slot
 from parenv.memory.step_signals import StepSignals
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
-from parenv.process.wake_up import FutexWakeUp, WakeUp
+from parenv.process.wake_up import WakeUp, WakeUps, WorkerWakeUp
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import SideData
 from parenv.remote.checks import check_side_data
 from parenv.remote.host_messages import CHUNK_BYTES, Answers, Requests, RowPlan
 
-REQUESTED = ("requested", "orders", "actions")
+REQUESTED = ("requested", "actions")
 ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "observations")
 
 
@@ -96,10 +96,13 @@ class WorkerRows:
 
     def write_requests(self, data: memoryview) -> None:
         """Write the requests that :meth:`requests` has returned in the main process."""
-        block, begin = np.frombuffer(data, np.uint8), 0
-        for column in self._requests:
-            column.reshape(-1)[:] = block[begin : begin + column.size]
-            begin += column.size
+        block = np.frombuffer(data, np.uint8)
+        end = len(block)
+        # A worker may be awake, and serve a request as soon as it has a number. So the numbers come last.
+        for column in self._requests[::-1]:
+            fence()
+            column.reshape(-1)[:] = block[end - column.size : end]
+            end -= column.size
 
     def forget(self) -> None:
         """Treat all later answers as new, even with the number of an earlier answer."""
@@ -182,9 +185,9 @@ HOSTS = -1
 
 
 class HostNotifier:
-    """The wake-up of a worker on a host: ``notify`` sends a number there."""
+    """The wake-up of a worker on a host: ``notify`` sends the requests there."""
 
-    def __init__(self, notify: Callable[[int], object]) -> None:
+    def __init__(self, notify: Callable[[], object]) -> None:
         self.notify = notify
 
     def close(self) -> None:
@@ -259,9 +262,9 @@ class StepBuffers:
                 )
             self.rows[worker] = rows
 
-    def requests(self, worker: int, number: int) -> Requests:
-        """Return the current requests to a worker, with the number for its wake-up."""
-        return Requests(number, self.rows[worker].requests())
+    def requests(self, worker: int) -> Requests:
+        """Return the current requests to a worker."""
+        return Requests(self.rows[worker].requests())
 
     def take(self, head: Any, worker: int, answers: Answers) -> None:
         """Write answers to the driver's step buffer, as a worker on this machine would.
@@ -304,10 +307,10 @@ class HostRows:
         self._poll.register(self.wake_up.fileno(), select.POLLIN)
         local.watch(self.wake_up.fileno())
         # The host forwards the rows of each worker as soon as they are finished.
-        signals = StepSignals(self._head)
-        signals.sleeping[0] = 1
-        signals.expect(0)
-        self._wake_ups: dict[Sender, WakeUp | FutexWakeUp] = {}
+        self._signals = StepSignals(self._head)
+        self._signals.sleeping[0] = 1
+        self._signals.expect(0)
+        self._wake_ups: dict[Sender, WorkerWakeUp] = {}
         self._rows: dict[Sender, WorkerRows] = {}
 
     def start(self, sender: Sender) -> None:
@@ -315,7 +318,7 @@ class HostRows:
         for before in [other for other in self._wake_ups if other.worker == sender.worker]:
             self._wake_ups.pop(before).close()
             self._rows.pop(before, None)
-        self._wake_ups[sender] = self._local.wake_up(sender.worker, None)
+        self._wake_ups[sender] = self._local.wake_up(sender.worker, WakeUps(self._head, futexes=False))
         progress = StatusSlot(self._head, sender.worker)
         # The counters of the former process must not be sent as counters of the new one.
         progress.said[0] = progress.has_infos[0] = 0
@@ -330,13 +333,14 @@ class HostRows:
             self._rows[sender] = self._lay_out(message)
         elif sender in self._rows:
             self._rows[sender].write_requests(message.data)
-            self._wake_ups[sender].notify(message.number)
+            self._wake_ups[sender].notify()
 
     def answers(self) -> Iterator[tuple[Sender, Answers]]:
         """Yield the answers of workers since the last call."""
         # The wake-up is reset before the rows are read, so a worker that answers in between sets it again.
         if self._poll.poll(0):
             self.wake_up.take()
+            self._signals.expect(0)
         for sender, of_one in self._rows.items():
             for rows, data in of_one.answers(CHUNK_BYTES):
                 yield sender, Answers(rows, bytes(status_slot(self._head, sender.worker)), data)
@@ -344,7 +348,8 @@ class HostRows:
     def close(self) -> None:
         """Close the wake-ups."""
         self._local.unwatch(self.wake_up.fileno())
-        for wake_up in (self.wake_up, *self._wake_ups.values()):
+        self.wake_up.close()
+        for wake_up in self._wake_ups.values():
             wake_up.close()
 
     def _lay_out(self, plan: RowPlan) -> WorkerRows:

@@ -81,8 +81,8 @@ class Restarted(NamedTuple):
 class Backend:
     """Worker processes, on this machine or on hosts, and the share that this process steps.
 
-    Each share has a ring of orders and a wake-up. This process serves the wake-up of its own share while it waits for
-    the workers. With ``num_workers=0``, that is the only share.
+    Each share has a wake-up. This process serves the wake-up of its own share while it waits for the workers. With
+    ``num_workers=0``, that is the only share.
 
     Args:
         plan: Checked plan.
@@ -122,8 +122,8 @@ class Backend:
         self._spoke, self._any_infos = self._status[0].spoke, self._status[0].any_infos
         self._signals, begun = self._connections.signals, [] if first is None else [first.wake_up]
         wake_ups = [*begun, *map(self._connections.wake_up, range(len(begun), count))]
-        self._requests = Requests(all_shares, wake_ups, self._connections.shared)
-        self.request, self.expect = self._requests.of, self._signals.expect
+        self._requests = Requests(all_shares, wake_ups, self._connections.wake_ups)
+        self.number, self.request, self.expect = self._requests.number, self._requests.of, self._signals.expect
         self._answers = self._connections.answers
         self._poller: Poller | None = None
         self._spun_ns = memoryview(bytearray(8)).cast("q")
@@ -198,6 +198,7 @@ class Backend:
 
     def request_all(self) -> None:
         """Request a step of every sub-environment, while no other request is in progress."""
+        # A worker may serve the request as soon as it has a number.
         self._any_infos[0] = 0
         self._requests.of_all()
 
@@ -218,7 +219,7 @@ class Backend:
         return bool(self._shares)
 
     def step_here(self) -> None:
-        """Step every sub-environment in this process, without a request."""
+        """Step every sub-environment in this process, without a wake-up."""
         assert self._caller is not None
         self._any_infos[0] = 0
         self._caller.step_all()
@@ -306,17 +307,16 @@ class Backend:
             self.failures.add(failure_of_worker(*event))
             self._leave_out(worker)
         else:
-            rows = self._rows_of(worker)
-            self._step_buffer.info_kinds[rows] = 0
-            # What the old process has finished is lost. The new one may be asked for the same reset at once.
-            self._step_buffer.finished[rows] = self._step_buffer.requested[rows] - 1
-            self._requests.away.discard(worker)
+            self._step_buffer.info_kinds[self._rows_of(worker)] = 0
+            self._requests.take_in(worker)
             env_ids, reason = list(self.workers.env_ids(worker)), self._reasons.pop(worker)
-            self._restarted.append(Restarted(env_ids, reason, event.unset))
+            # A process that was replaced before anything was requested from it is no restart of its own.
+            others = [one for one in self._restarted if one.env_ids != env_ids]
+            self._restarted = [*others, Restarted(env_ids, reason, event.unset)]
 
     def _leave_out(self, worker: int) -> None:
         """Send no requests to a worker that has ended, and wait for no further messages from it."""
-        self._requests.away.add(worker)
+        self._requests.leave_out(worker)
         self._said[worker] = self.workers.heard[worker]
         # The poller may hold the socket of the fork server, which is closed if the fork server has ended.
         self._poller = None

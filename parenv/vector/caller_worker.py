@@ -12,7 +12,6 @@ from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.step_buffer import StepBuffer
 from parenv.memory.trees import own_copy
-from parenv.process.wake_up import ALL
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Message, SideData
 from parenv.supervision.failures import say_where, where_it_happened
@@ -32,7 +31,7 @@ class CallerWorker:
         others: Worker processes, beside whose side data and errors this worker stores its own.
 
     Attributes:
-        pending: Sum of the wake-ups since the last :meth:`serve`, as in :mod:`parenv.process.wake_up`.
+        pending: Whether it was notified since the last :meth:`serve`.
         envs: The sub-environments.
         spaces: Their different spaces by name, and which of them each has.
     """
@@ -49,7 +48,7 @@ class CallerWorker:
             raise
         self._cleanup.callback(self._task.close)
         self.envs, self.spaces = self._task.envs, self._task.spaces()
-        self.pending = 0
+        self.pending = False
 
     def use(self, step_buffer: StepBuffer) -> None:
         """Step on this step buffer."""
@@ -59,21 +58,18 @@ class CallerWorker:
         """Take actions that do not fit into the step buffer, or their dtypes."""
         self._task.take(actions)
 
-    def notify(self, value: int) -> None:
-        """Add to the pending requests."""
-        self.pending += value
+    def notify(self) -> None:
+        """Note that there are requests."""
+        self.pending = True
 
     def serve(self) -> None:
-        """Serve all pending requests."""
-        pending, self.pending = self.pending, 0
-        orders = pending % ALL
-        while orders:
-            orders -= self._task.serve(orders)
-        if pending >= ALL:
-            self._task.step_all()
+        """Serve all requests."""
+        self.pending = False
+        for request in self._task.due():
+            self._task.serve(*request)
 
     def step_all(self) -> None:
-        """Step every sub-environment."""
+        """Step every sub-environment, whose requests have one number."""
         self._task.step_all()
 
     def answer(self, method: str, *arguments: Any) -> tuple[Any, list[BaseException]]:

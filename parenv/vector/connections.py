@@ -9,7 +9,7 @@ from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.memory.step_signals import StepSignals
 from parenv.placement.base import Launch, Notifier
 from parenv.process.futex import AVAILABLE
-from parenv.process.wake_up import FutexWakeUps, WakeUp
+from parenv.process.wake_up import WakeUp, WakeUps
 from parenv.supervision.launch import local_launch, step_placement
 from parenv.vector.vector_plan import VectorPlan
 from parenv.worker.job import StepJob
@@ -28,7 +28,7 @@ class Connections:
         memory: Shared memory. At first it has the head only.
         head: Mapping of the head.
         signals: Numbers with which this process and its workers notify each other.
-        shared: Wake-ups of all workers on futexes, or ``None`` if each worker has an eventfd.
+        wake_ups: Wake-ups of all workers on this machine.
         answers: Wake-up of this process.
     """
 
@@ -42,7 +42,7 @@ class Connections:
         # A request to some of many workers changes the number on which others are about to sleep: use eventfds then.
         all_at_once = plan.batch_size == plan.num_envs and not plan.chooses_batch_size
         steps_all = all_at_once or plan.job.spinning is not None
-        self.shared = FutexWakeUps(self.head) if AVAILABLE and not self._inline and steps_all else None
+        self.wake_ups = WakeUps(self.head, futexes=AVAILABLE and steps_all)
         self.answers = WakeUp()
 
     def status(self, worker: int) -> StatusSlot:
@@ -51,7 +51,7 @@ class Connections:
 
     def wake_up(self, worker: int) -> Notifier:
         """Make the wake-up of the next process of a worker."""
-        return self.placement.wake_up(worker, self.shared)
+        return self.placement.wake_up(worker, self.wake_ups)
 
     def use(self, job: StepJob) -> None:
         """Pickle the job of the workers that start next."""

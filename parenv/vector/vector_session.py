@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import logger
 
 from parenv.errors import SubEnvironmentError
+from parenv.memory.step_buffer import RESET
 from parenv.placement.base import drained
 from parenv.process.forks import Owner
 from parenv.process.user_code import dumps
@@ -79,7 +80,7 @@ class VectorSession:
         self._tracks_ends = self._lost.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.logs_errors = True
-        self.under_way = self._sequence = 0
+        self.under_way = 0
         self._had_infos = self._late = self._stepping = False
         self._resetting: Sequence[int] = ()
         self._ready = np.zeros(0, np.int64)
@@ -100,12 +101,13 @@ class VectorSession:
             self._deferred = (copy.deepcopy(actions),)
             return
         self._write_actions(actions, None)
-        self._number(_ALL)
+        if self._plan.worker_shares and not self._lost.broken:
+            self.backend.request_all()
+            return
+        self.backend.number(_ALL)
         # A request to all would also step the rows whose lost episodes are answered here.
         if self._lost.broken:
             self._request(self._all)
-        elif self._plan.worker_shares:
-            self.backend.request_all()
 
     def end_step(self, timeout: float | None, name: str) -> StepResults:
         """Wait for the step of all."""
@@ -146,9 +148,9 @@ class VectorSession:
         self._resetting = env_ids
         is_plain = self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids)
         # The next step waits for the reset by its number, if the wait for the reset times out.
-        self._number(env_ids)
+        self.backend.number(env_ids)
         if is_plain:
-            self.backend.request(env_ids, reset=True)
+            self.backend.request(env_ids, RESET)
         else:
             each = options if isinstance(options, list) else [options] * self._plan.num_envs
             self.begin_call("reset", (seeds, each), env_ids=env_ids)
@@ -184,7 +186,7 @@ class VectorSession:
             self._ends.check(ids)
         self._take_restarts()
         self._write_actions(actions, ids)
-        self._number(ids)
+        self.backend.number(ids)
         self._in_flight[ids] = True
         self.under_way += len(ids)
         self._request(ids)
@@ -259,13 +261,8 @@ class VectorSession:
         each = each_action(self.spaces.single_action, actions, len(ids))
         self.backend.give(Actions(None, dumps(dict(zip(ids, each, strict=True)))), ids)
 
-    def _number(self, env_ids: Any) -> None:
-        """Give a request its number."""
-        self._sequence += 1
-        self._step_buffer.requested[env_ids] = self._sequence
-
     def _request(self, env_ids: Sequence[int]) -> None:
-        """Request a step of some sub-environments, except of rows that get their results here."""
+        """Request a step of some sub-environments that have a number, except of rows that get their results here."""
         if here := self._lost.answer_broken(env_ids):
             env_ids = [env_id for env_id in env_ids if env_id not in here]
         if len(env_ids):
@@ -344,7 +341,7 @@ class VectorSession:
 
     def _settled(self) -> bool:
         """Tell whether every request is finished."""
-        return bool(self._step_buffer.finished.tobytes() == self._step_buffer.requested.tobytes())
+        return self._step_buffer.rendezvous.has(self._plan.num_envs)
 
     def _received(self, ids: Any) -> StepResults:
         """Return the results of sub-environments that are ready."""
@@ -429,7 +426,7 @@ class VectorSession:
             self._step_buffer.finished[idle] = self._step_buffer.requested[idle]
             # A reset that was sent as a call is sent again as a call.
             if resetting and self._question is None:
-                self.backend.request(resetting, reset=True)
+                self.backend.request(resetting, RESET)
         return bool(restarts)
 
 

@@ -6,18 +6,20 @@ import contextlib
 import faulthandler
 import mmap
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import cloudpickle
 
-from parenv.memory.round_signals import RoundSignals
+from parenv.memory.pool_signals import RoundSignals
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import code
+from parenv.memory.step_buffer import Request
+from parenv.memory.step_signals import told
 from parenv.process.script_settings import apply_settings
 from parenv.process.spinning import Spinner
 from parenv.process.stack_pipe import STACK_SIGNAL
-from parenv.process.wake_up import Answers, FutexWaiter, WakeUp, counts_of
+from parenv.process.wake_up import Answers, FutexWaiter, WakeUp
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Message
 from parenv.transport.zeromq import WorkerSocket
@@ -39,7 +41,7 @@ def serve_messages(arguments: dict[str, Any], *descriptors: int) -> int:
                 busy = worker.work()
                 loads = worker.loads if wake_ups else None
                 if loads is not None and loads.load():
-                    wake_ups[0].notify(1)
+                    wake_ups[0].notify()
                 while worker.open and (frames := socket.receive(block=not busy and loads is None)) is not None:
                     worker.receive(from_frames(frames)[1])
                     busy = True
@@ -53,37 +55,31 @@ def serve_messages(arguments: dict[str, Any], *descriptors: int) -> int:
 def serve_steps(arguments: dict[str, Any], *descriptors: int) -> int:
     """Serve requests in shared memory and messages until the driver sends ``Close``; return the exit code.
 
-    Both kinds come with a wake-up, so this loop waits in one place only. The main process is notified after the data
-    is written: by the last worker that finishes its rows of a step, and after each message.
+    Both kinds come with a wake-up, so this loop waits in one place only. It looks for requests and messages after each
+    wake-up, and a needless one is harmless. The main process is notified after the data is written: by the last worker
+    that finishes its rows of a step, and after each message.
 
     The first wake-up wakes the main process. On a machine without futexes, the second one wakes this worker.
     """
     with _opened(arguments, *descriptors) as (worker, socket, (answers_wake_up, *own)):
         progress, head = worker.progress, worker.memory.map()
         cell, said, waiting = progress.cell, progress.said, code("waiting")
-        waiter = own[0] if own else FutexWaiter(head, arguments["worker"], arguments["sum_before"])
+        waiter = own[0] if own else FutexWaiter(head, arguments["worker"])
         take, answers = waiter.take, Answers(head, answers_wake_up)
+        incoming = Incoming(worker, told(head, arguments["worker"]), lambda: _receive(worker, socket, waiter, answers))
         _drain(worker)
         _let_spin(worker, waiter)
         # While a driver waits for other workers to step, it must learn at once that a restarted worker is ready.
         answers.notify()
         while worker.open:
             cell[0] = waiting
-            messages, all_rows, orders = counts_of(take())
+            take()
             try:
-                if messages:
-                    _receive(worker, socket, answers, messages)
-                    _let_spin(worker, waiter)
-                if worker.failed:
-                    continue
-                task: Any = worker.task
-                before = said[0]
-                while orders:
-                    orders -= task.serve(orders)
-                    answers.notify_if_enough(task.step_buffer)
-                if all_rows:
-                    task.step_all()
-                    answers.notify_if_enough(task.step_buffer)
+                due = incoming.due()
+                before, task = said[0], cast(StepTask, worker.task)
+                for number, columns in due:
+                    task.serve(number, columns)
+                    answers.notify_if_enough(task.step_buffer.rendezvous)
                 if said[0] != before:
                     answers.notify()
             except BaseException as error:
@@ -105,7 +101,7 @@ def _opened(
     """Make the worker, its socket and its wake-ups; close worker and socket afterwards.
 
     With ``in_rounds``, the main process may wait for the first wake-up instead of messages, see
-    :class:`~parenv.memory.round_signals.RoundSignals`.
+    :class:`~parenv.memory.pool_signals.RoundSignals`.
     """
     # This must come first: without a handler, the signal that asks for a stack kills the process. If native code
     # crashes, stacks go to stderr.
@@ -121,7 +117,7 @@ def _opened(
         socket.send(to_frames(sender, message))
         sequence = message.sequence if isinstance(message, Commit) else None
         if signals is not None and signals.must_notify(sender.worker, sequence):
-            wake_ups[0].notify(1)
+            wake_ups[0].notify()
 
     settings = [arguments["settings"]] if "settings" in arguments else []
 
@@ -148,19 +144,44 @@ def _let_spin(worker: Worker, waiter: FutexWaiter | WakeUp) -> None:
         waiter.spinner = Spinner(spinning, waiter.changes, worker.progress.spun_ns)
 
 
-def _receive(worker: Worker, socket: WorkerSocket, answers: Answers, messages: int) -> None:
-    """Receive this many messages, and do what they ask for."""
-    for _ in range(messages):
-        # A driver that was interrupted by a signal handler may have notified about a message that it does not send
-        # before it closes.
-        if not worker.open:
-            return
-        # A wake-up may arrive before the message that it is about.
-        frames = socket.receive(block=True)
-        assert frames is not None
-        worker.receive(from_frames(frames)[1])
-        _drain(worker)
-        answers.notify()
+class Incoming:
+    """Messages and requests of the main process to a worker of a vector env.
+
+    Args:
+        worker: The worker.
+        told: Number of messages to this process so far, one item that the main process writes.
+        receive: Function that receives the next message, and does what it asks for.
+    """
+
+    def __init__(self, worker: Worker, told: Any, receive: Callable[[], object]) -> None:
+        self._worker, self._told, self._receive = worker, told, receive
+        self._received = 0
+
+    def due(self) -> list[Request]:
+        """Receive all messages that were counted so far; return the requests that are to be served now."""
+        # The main process counts a message before it writes the number of a request that needs it. So this process
+        # reads the numbers first. In the other order, it could see a request without its message.
+        due = self._requests()
+        while self._worker.open and self._told[0] != self._received:
+            self._received += 1
+            self._receive()
+            due = self._requests()
+        return due
+
+    def _requests(self) -> list[Request]:
+        task: Any = self._worker.task
+        return [] if task is None or self._worker.failed else task.due()
+
+
+def _receive(worker: Worker, socket: WorkerSocket, waiter: FutexWaiter | WakeUp, answers: Answers) -> None:
+    """Receive a message that was counted, and do what it asks for."""
+    # A message is counted before it is sent, so this waits for it.
+    frames = socket.receive(block=True)
+    assert frames is not None
+    worker.receive(from_frames(frames)[1])
+    _drain(worker)
+    _let_spin(worker, waiter)
+    answers.notify()
 
 
 def _drain(worker: Worker) -> None:

@@ -24,7 +24,7 @@ from parenv.memory.layout import leaves_from_data
 from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe, each_once
 from parenv.memory.status_slot import StatusSlot
-from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.memory.step_buffer import OwnRequests, Request, StepBuffer, StepBufferSpec
 from parenv.memory.step_buffer_infos import InfoWriter
 from parenv.process.processor_time import num_threads, processor_time, resident_bytes
 from parenv.process.spinning import Spinning
@@ -125,7 +125,7 @@ class StepTask:
         """Use this step buffer."""
         job, (worker, generation), env_ids = self._job, self._sender, self._env_ids
         own, numbers = slice(env_ids.start, env_ids.stop), kind_numbers(worker, len(job.shares))
-        self.step_buffer = step_buffer
+        self.step_buffer, self._requests = step_buffer, OwnRequests(step_buffer, own)
         self._side = SideChannel(
             InfoWriter(step_buffer.info_kinds, step_buffer.infos, numbers.__getitem__), self._progress
         )
@@ -148,15 +148,17 @@ class StepTask:
             self._batch.actions.give(cloudpickle.loads(actions.values))
 
     def step_all(self) -> None:
-        """Step every sub-environment."""
-        self._batch.step_all()
-        self._finish()
+        """Step every sub-environment, whose requests have one number."""
+        self.serve(*self._requests.of_all())
 
-    def serve(self, most: int) -> int:
-        """Serve the next request of some sub-environments; return the number of its orders."""
-        served = self._batch.serve(most)
+    def due(self) -> list[Request]:
+        """Return the requests that this worker must serve, the oldest first."""
+        return self._requests.due()
+
+    def serve(self, number: int, columns: Sequence[int]) -> None:
+        """Serve a request."""
+        self._batch.serve(number, columns)
         self._finish()
-        return served
 
     def answer(self, method: str, columns: Sequence[int], *arguments: Any) -> Any:
         """Answer a call.

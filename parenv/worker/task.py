@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from parenv.envs.state import layers_of
 from parenv.envs.step_buffer_rows import EnvError
-from parenv.memory.load_requests import WITHDRAWN, LoadRequests
+from parenv.memory.pool_signals import WITHDRAWN, LoadRequests
 from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import FirstMade, Message, Ready, Shares, StepReady

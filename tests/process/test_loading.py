@@ -15,9 +15,8 @@ from audits import until
 from inside import pid_of
 
 from parenv import Action, AsyncWorkerPool, Policy, RestartPolicy, TorchPolicy, WorkerOptions
-from parenv.memory.load_requests import WITHDRAWN, LoadRequests
+from parenv.memory.pool_signals import WITHDRAWN
 from parenv.testing import LedgerEnv
-from parenv.worker.task import Loads
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 AT_MOST_S = 60.0
@@ -154,30 +153,6 @@ def test_synchronize_works_thousands_of_times_between_rollouts(mode: Any) -> Non
             else:
                 assert rollout.worker in ahead
         assert held(pool) == {1999.0}
-
-
-def test_only_the_last_answer_reports_that_all_workers_have_answered() -> None:
-    memory = np.zeros(4096, np.uint8)
-    requests = LoadRequests(memory, 3)
-    assert requests.all_have()
-    number = requests.ask(5, 2)
-    assert [requests.asked(worker) for worker in range(3)] == [number] * 3
-    assert requests.wanted() == (5, 2)
-    assert [requests.answer(worker, number) for worker in (1, 0, 2)] == [False, False, True]
-    assert requests.asked(1) is None
-
-
-def test_a_withdrawn_request_is_not_loaded() -> None:
-    memory, loaded = np.zeros(4096, np.uint8), []
-    loads = Loads(memory, 1, 0, lambda version, place, pickled: loaded.append((version, place, pickled)))
-    requests = LoadRequests(memory, 1)
-    requests.ask(5, 2)
-    assert loads.load()
-    requests.ask(6, 3)
-    requests.withdraw()
-    assert loads.load()
-    assert requests.all_have()
-    assert loaded == [(5, 2, b"")]
 
 
 class CannotBeLoaded:

@@ -14,7 +14,7 @@ from offences import ACTED, INFO_BYTES, OBSERVED, SHARE, STEP_READY
 
 from parenv.memory.spaces import leaves
 from parenv.memory.status_slot import STATUS_SLOT_BYTES
-from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.memory.step_buffer import OwnRequests, StepBuffer, StepBufferSpec
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Call, Reply, Rows
 from parenv.remote.host_messages import (
@@ -147,10 +147,15 @@ class SteppingHost(FakeHost):
             spec = StepBufferSpec(message.num_envs, leaves(OBSERVED), leaves(ACTED), message.info_bytes)
             self._rows[sender] = rows, StepBuffer(spec, memory, message.offset)
         elif isinstance(message, Requests):
-            self._rows[sender][0].write_requests(message.data)
-            if message.number and self._misbehave is not None:
+            rows, step_buffer = self._rows[sender]
+            rows.write_requests(message.data)
+            mine = slice(sender.worker * SHARE, (sender.worker + 1) * SHARE)
+            if not OwnRequests(step_buffer, mine).due():
+                # A message about these requests follows.
+                return
+            if self._misbehave is not None:
                 self._misbehave(self, sender, self.answers(sender))
-            elif message.number:
+            else:
                 self.say(self.answers(sender, 1.0), sender)
         elif isinstance(message, Call):
             self.say(self.answers(sender, 0.0), sender)

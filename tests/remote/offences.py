@@ -23,6 +23,7 @@ from parenv.memory.spaces import describe, leaves
 from parenv.memory.status_slot import STATUS_SLOT_BYTES, header_bytes
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.placement.base import Event, Launch
+from parenv.process.wake_up import WakeUps
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Layout, Logged, Ready, Reply, Rows, SideData, StepReady
 from parenv.remote.host_messages import (
@@ -122,7 +123,8 @@ class Run:
         spec = StepBufferSpec(2 * SHARE, leaves(OBSERVED), leaves(ACTED), INFO_BYTES)
         self.memory.grow(self.head_bytes + spec.fields()[1])
         self.step_buffer = StepBuffer(spec, self.memory.map(), self.head_bytes)
-        self.wake_ups = [self.placement.wake_up(worker, None) for worker in range(2)]
+        wake_ups = WakeUps(self.memory.map(), futexes=False)
+        self.wake_ups = [self.placement.wake_up(worker, wake_ups) for worker in range(2)]
         self.placement.lay_out_step_buffer(StepBufferMap(self.memory.map(), spec, self.head_bytes, (SHARE, SHARE)))
 
     def __enter__(self) -> Self:
@@ -167,7 +169,7 @@ class Run:
             observed, acted = (leaves_as_data(leaves(space)) for space in BY_NAME.values())
             self.placement.send(WORKER, Rows(self.head_bytes, 2 * SHARE, observed, acted, INFO_BYTES))
             self.step_buffer.requested[:] = 1
-            self.wake_ups[1].notify(1)
+            self.wake_ups[1].notify()
         return self
 
     def answers(self) -> Answers:

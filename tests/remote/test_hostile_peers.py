@@ -623,7 +623,7 @@ def test_no_host_joins_while_the_allow_list_is_unreadable(scene: Scene, caplog: 
 @pytest.mark.parametrize(("handshake_s", "reconnect_ms"), [(0.5, tcp.RECONNECT_MS)])
 def test_no_host_joins_without_the_admission_thread(scene: Scene) -> None:
     admission = scene.listener.admission
-    admission._ending.notify(1)
+    admission._ending.notify()
     admission._thread.join()
     admission._zap.close()
     host = scene.host("beta")

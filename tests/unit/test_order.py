@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from parenv import ParallelVectorEnv
-from parenv.envs import step_buffer_stepper
-from parenv.memory import order
+from parenv.memory import order, rendezvous
 from parenv.memory.maps import StepBufferMap
 from parenv.memory.spaces import Leaf
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
@@ -42,7 +41,7 @@ def test_a_worker_puts_a_fence_between_its_rows_and_their_numbers(
         step_buffer = step_buffer_of(envs)
         seen.append((step_buffer.observations[0].copy(), (step_buffer.finished < step_buffer.requested).all()))
 
-    monkeypatch.setattr(step_buffer_stepper, "fence", look)
+    monkeypatch.setattr(rendezvous, "fence", look)
     after = envs.step(ACTIONS)[0]
     ((written, unfinished),) = seen
     assert unfinished

@@ -34,7 +34,7 @@ def test_writes_are_visible_in_another_view_and_change_nothing_else(offset: int)
     memory = np.zeros(offset + spec().fields()[1], np.uint8)
     one, other = StepBuffer(spec(), memory, offset), StepBuffer(spec(), memory, offset)
     arrays = [name for name, value in vars(one).items() if isinstance(value, np.ndarray)]
-    assert set(arrays) >= {"rewards", "terminated", "truncated", "requested", "finished", "orders", "info_kinds"}
+    assert set(arrays) >= {"rewards", "terminated", "truncated", "requested", "finished", "info_kinds"}
     for name in arrays:
         getattr(one, name)[2] = 1
         assert (getattr(other, name)[2] == 1).all()

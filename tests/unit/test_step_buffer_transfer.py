@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,13 +14,16 @@ from hypothesis import given, settings
 from parenv.errors import ProtocolError
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.maps import StepBufferMap
+from parenv.memory.shared import SharedMemory
 from parenv.memory.spaces import leaves
 from parenv.memory.status_slot import STATUS_SLOT_BYTES
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.placement.local import LocalPlacement
+from parenv.process.wake_up import Answers
 from parenv.protocol.frames import Sender, to_frames
 from parenv.remote.checks import decode
-from parenv.remote.host_messages import Answers
-from parenv.remote.step_buffers import WorkerRows, flags_of, row_plan
+from parenv.remote.host_messages import Answers as AnsweredRows
+from parenv.remote.step_buffers import HostRows, WorkerRows, flags_of, row_plan
 
 OFFSET, SHARES, INFO_BYTES = 8192, (2, 3, 1), 64
 OBSERVED = spaces.Dict(
@@ -49,7 +53,6 @@ class Side:
         step_buffer = self.step_buffer
         return [
             step_buffer.requested,
-            step_buffer.orders,
             *(actions for actions in step_buffer.actions if actions is not None),
         ]
 
@@ -121,6 +124,25 @@ def test_the_same_number_is_an_answer_again_after_the_process_was_replaced() -> 
     assert [rows for rows, _ in host.rows.answers(1 << 20)] == [[1]]
 
 
+def test_a_host_is_woken_by_every_answer_of_its_workers() -> None:
+    spec = StepBufferSpec(2, leaves(OBSERVED), leaves(ACTED), INFO_BYTES)
+    memory, sender = SharedMemory(OFFSET), Sender(0, 0)
+    host = HostRows(memory, LocalPlacement())
+    host.start(sender)
+    host.obey(sender, row_plan(StepBufferMap(np.zeros(OFFSET + spec.fields()[1], np.uint8), spec, OFFSET, (2,)), 0))
+    rows, answers = StepBuffer(spec, memory.map(), OFFSET).rendezvous, Answers(memory.map(), host.wake_up)
+    poll = select.poll()
+    poll.register(host.wake_up.fileno(), select.POLLIN)
+    for number in (5, 9, 13):
+        assert not poll.poll(0)
+        rows.finish(slice(0, 2), number)
+        answers.notify_if_enough(rows)
+        assert poll.poll(0)
+        assert [answered.rows for _, answered in host.answers()] == [[0, 1]]
+    host.close()
+    memory.close()
+
+
 ROWS = st.none() | st.integers() | st.lists(st.integers(-2, 4) | st.booleans() | st.text(max_size=1), max_size=4)
 
 
@@ -137,7 +159,7 @@ def test_any_data_is_written_to_the_rows_of_its_worker_or_refused(rows: Any, cut
     data = data[:cut] if cut < 0 else data + bytes(cut)
     before = driver.memory.copy()
     try:
-        answers = Answers(rows if rows is not None else good, bytes(STATUS_SLOT_BYTES), memoryview(data))
+        answers = AnsweredRows(rows if rows is not None else good, bytes(STATUS_SLOT_BYTES), memoryview(data))
         _, answers = decode(to_frames(Sender(1, 0), answers), 1 << 26)
         driver.rows.write_answers(answers.rows, answers.data, kind_numbers(1, 3))
     except ProtocolError:

@@ -1,35 +1,24 @@
-"""Check that the numbers of wake-ups add up until they are taken, and that no notification is lost."""
+"""Check that every notification ends a wait, and that workers see messages before the requests that need them."""
 
 from __future__ import annotations
 
 import os
 import select
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Self
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import header_bytes
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
-from parenv.memory.step_signals import StepSignals
-from parenv.process.wake_up import (
-    ALL,
-    MESSAGE,
-    Answers,
-    FutexWaiter,
-    FutexWakeUp,
-    FutexWakeUps,
-    WakeUp,
-    counts_of,
-    sleep,
-)
+from parenv.memory.step_signals import StepSignals, told
+from parenv.process.wake_up import Answers, FutexWaiter, WakeUp, WakeUps, sleep
+from parenv.worker.process import Incoming
 
-Notify, Take = Callable[[int], object], Callable[[], int]
+Notify, Take = Callable[[], object], Callable[[], object]
 KINDS = ("eventfd", "futex")
 pytestmark = pytest.mark.timeout(120)
 
@@ -43,42 +32,49 @@ def eventfd() -> Iterator[WakeUp]:
 
 @pytest.fixture(params=KINDS)
 def ends(request: pytest.FixtureRequest, eventfd: WakeUp) -> tuple[Notify, Take]:
-    """Return the function that notifies a worker and the function with which the worker takes the sum."""
+    """Return the function that notifies a worker, and the function with which the worker waits."""
     if request.param == "eventfd":
         return eventfd.notify, eventfd.take
     head = bytearray(header_bytes(2))
-    return FutexWakeUp(FutexWakeUps(head), 1).notify, FutexWaiter(head, 1, 0).take
+    notify, take = WakeUps(head, futexes=True).of(1).notify, FutexWaiter(head, 1).take
+    # The first wait of a process ends at once, because it may have been notified before its start.
+    take()
+    return notify, take
 
 
-def test_numbers_add_up_and_are_taken_once(ends: tuple[Notify, Take]) -> None:
-    notify, take = ends
-    for value in (3, ALL, 2, MESSAGE, MESSAGE):
-        notify(value)
-    assert counts_of(take()) == (2, 1, 5)
-    notify(4)
-    assert counts_of(take()) == (0, 0, 4)
-
-
-def test_a_worker_without_a_number_waits_for_the_next_one(ends: tuple[Notify, Take]) -> None:
-    (notify, take), taken = ends, list[int]()
-    thread = threading.Thread(target=lambda: taken.append(take()))
+def waits(take: Take) -> threading.Thread:
+    """Return a thread that waits to be notified, after some time to begin with that."""
+    thread = threading.Thread(target=take)
     thread.start()
-    notify(7)
-    thread.join(60)
-    assert taken == [7]
+    thread.join(0.05)
+    return thread
 
 
-def test_many_numbers_are_all_taken(ends: tuple[Notify, Take]) -> None:
+def test_notifications_before_a_wait_end_it_once(ends: tuple[Notify, Take]) -> None:
     notify, take = ends
     for _ in range(700):
-        notify(1)
-    assert take() == 700
+        notify()
+    take()
+    thread = waits(take)
+    assert thread.is_alive()
+    notify()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
-def test_an_eventfd_with_the_same_descriptor_has_the_same_sum(eventfd: WakeUp) -> None:
+def test_a_notification_right_after_a_wait_ends_the_next_one(ends: tuple[Notify, Take]) -> None:
+    notify, take = ends
+    for _ in range(3):
+        notify()
+        take()
+        notify()
+        take()
+
+
+def test_an_eventfd_with_the_same_descriptor_is_the_same_wake_up(eventfd: WakeUp) -> None:
     other = WakeUp(os.dup(eventfd.fileno()))
-    other.notify(5)
-    assert eventfd.take() == 5
+    other.notify()
+    eventfd.take()
     other.close()
 
 
@@ -89,68 +85,104 @@ def test_closing_an_eventfd_twice_closes_it_once(eventfd: WakeUp) -> None:
         os.fstat(eventfd.fileno())
 
 
-def test_one_round_reaches_every_worker_in_addition_to_its_own_numbers() -> None:
+def test_one_notification_reaches_all_workers_and_another_only_one_group() -> None:
     head = bytearray(header_bytes(40))
-    shared = FutexWakeUps(head)
-    waiters = [FutexWaiter(head, worker, 0) for worker in range(40)]
-    wake_ups = [FutexWakeUp(shared, worker) for worker in range(40)]
-    wake_ups[33].notify(MESSAGE)
-    shared.notify_all()
-    for worker, waiter in enumerate(waiters):
-        assert counts_of(waiter.take()) == (int(worker == 33), 1, 0)
+    wake_ups = WakeUps(head, futexes=True)
+    of_workers = [wake_ups.of(worker) for worker in range(40)]
+    waiters = [FutexWaiter(head, worker) for worker in range(40)]
+    for waiter in waiters:
+        waiter.take()
+    threads = [waits(waiter.take) for waiter in waiters]
+    assert all(thread.is_alive() for thread in threads)
+    of_workers[33].notify()
+    threads[33].join(60)
+    assert all(thread.is_alive() for thread in threads[:32])
+    wake_ups.notify_all()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
-def test_a_new_process_of_a_worker_takes_no_earlier_wake_ups() -> None:
+def test_a_worker_sleeps_on_an_eventfd_if_asked_for() -> None:
     head = bytearray(header_bytes(1))
-    shared = FutexWakeUps(head)
-    FutexWakeUp(shared, 0).notify(3 * MESSAGE)
-    shared.notify_all()
-    restarted = FutexWakeUp(shared, 0)
-    restarted.notify(MESSAGE)
-    waiter = FutexWaiter(head, 0, restarted.sum_before)
-    assert counts_of(waiter.take()) == (1, 0, 0)
-    shared.notify_all()
-    assert counts_of(waiter.take()) == (0, 1, 0)
+    for wake_up in (WakeUps(head, futexes=False).of(0), WakeUps(head, futexes=True).of(0, eventfd=True)):
+        assert not wake_up.has_futex
+        (descriptor,) = wake_up.inherited
+        wake_up.notify()
+        assert os.eventfd_read(descriptor) == 1
+        wake_up.close()
 
 
-def test_sums_and_rounds_wrap_around() -> None:
+def test_the_changes_wrap_around() -> None:
     head = bytearray(header_bytes(1))
-    shared = FutexWakeUps(head)
-    shared.signals.rounds[0] = shared.futex_of(0).number[0] = (1 << 32) - 1
-    shared.signals.request_sum(0)[0] = (1 << 64) - 2
-    wake_up = FutexWakeUp(shared, 0)
-    waiter = FutexWaiter(head, 0, wake_up.sum_before)
-    wake_up.notify(5)
-    shared.notify_all()
-    assert counts_of(waiter.take()) == (0, 1, 5)
+    wake_ups = WakeUps(head, futexes=True)
+    wake_up, waiter = wake_ups.of(0), FutexWaiter(head, 0)
+    waiter.changes[0] = (1 << 32) - 1
+    waiter.take()
+    wake_up.notify()
+    assert waiter.changes[0] == 0
+    waiter.take()
 
 
-class ReadDuringRequests:
-    """Numbers that the main process changes after each read: it sends a message, and then requests a step of all."""
+def test_a_new_process_of_a_worker_counts_its_messages_from_0() -> None:
+    head = bytearray(header_bytes(1))
+    wake_ups = WakeUps(head, futexes=True)
+    for _ in range(3):
+        wake_ups.of(0).notify_of_message()
+    assert told(head, 0)[0] == 1
+    restarted = wake_ups.of(0)
+    assert told(head, 0)[0] == 0
+    restarted.notify_of_message()
+    FutexWaiter(head, 0).take()
+    assert told(head, 0)[0] == 1
 
-    def __init__(self, numbers: memoryview, request: Callable[[], object]) -> None:
-        self._numbers, self._request = numbers, request
+
+class MessagesAndRequests:
+    """A main process that sends a message and then requests a step that needs it, after each look of the worker."""
+
+    def __init__(self) -> None:
+        self.told = self.number = self.received = self.looks = 0
+        worker: Any = SimpleNamespace(open=True, failed=False, task=self)
+        self.incoming = Incoming(worker, self, self._receive)
+
+    def due(self) -> Any:
+        """Return the requests, as a task does."""
+        return [(self._request(self.number), [0])]
 
     def __getitem__(self, index: int) -> int:
-        number = int(self._numbers[index])
-        self._request()
-        return number
+        """Return the number of messages, as shared memory does."""
+        return self._request(self.told)
+
+    def _request(self, seen: int) -> int:
+        self.looks += 1
+        if self.looks < 10:
+            self.told += 1
+            self.number += 1
+        return seen
+
+    def _receive(self) -> None:
+        self.received += 1
 
 
 def test_a_step_is_never_seen_without_the_message_before_it() -> None:
-    head = SharedMemory(header_bytes(1)).map()
-    wake_ups = FutexWakeUps(head)
-    wake_up, waiter = FutexWakeUp(wake_ups, 0), FutexWaiter(head, 0, 0)
+    both = MessagesAndRequests()
+    for _ in range(5):
+        ((number, _),) = both.incoming.due()
+        assert number <= both.received <= both.told
 
-    def request() -> None:
-        wake_up.notify(MESSAGE)
-        wake_ups.notify_all()
 
-    waiter._sum = ReadDuringRequests(waiter._sum, request)  # type: ignore[assignment]
-    waiter._rounds = ReadDuringRequests(waiter._rounds, request)  # type: ignore[assignment]
-    seen = [counts_of(waiter.take()) for _ in range(3)]
-    messages, steps = np.cumsum([one.messages for one in seen]), np.cumsum([one.all_rows for one in seen])
-    assert (steps <= messages).all()
+def test_messages_after_the_last_one_that_is_counted_are_not_awaited() -> None:
+    received: list[int] = []
+    worker: Any = SimpleNamespace(open=True, failed=True, task=None)
+    counted = memoryview(bytearray(8)).cast("q")
+    incoming = Incoming(worker, counted, lambda: received.append(1))
+    for count in (0, 2, 2, 3):
+        counted[0] = count
+        assert incoming.due() == []
+        assert len(received) == count
+    worker.open, counted[0] = False, 4
+    incoming.due()
+    assert len(received) == 3
 
 
 def test_the_main_process_is_notified_when_enough_rows_are_finished(eventfd: WakeUp) -> None:
@@ -164,13 +196,13 @@ def test_the_main_process_is_notified_when_enough_rows_are_finished(eventfd: Wak
         for finished in range(5):
             step_buffer.finished[:finished] = 5
             signals.expect(wanted)
-            answers.notify_if_enough(step_buffer)
+            answers.notify_if_enough(step_buffer.rendezvous)
             assert signals.notified[0] == (finished >= wanted), (wanted, finished)
 
 
 def test_only_a_sleeping_main_process_is_notified_by_a_system_call(eventfd: WakeUp) -> None:
-    signals_head = bytearray(header_bytes(1))
-    signals, answers = StepSignals(signals_head), Answers(signals_head, eventfd)
+    head = SharedMemory(header_bytes(1)).map()
+    signals, answers = StepSignals(head), Answers(head, eventfd)
     poll = select.poll()
     poll.register(eventfd.fileno(), select.POLLIN)
     signals.expect(0)
@@ -183,136 +215,3 @@ def test_only_a_sleeping_main_process_is_notified_by_a_system_call(eventfd: Wake
     thread.start()
     thread.join()
     assert poll.poll(0)
-
-
-WORKER = """
-import sys
-import numpy as np
-from parenv.memory.order import fence
-from parenv.memory.shared import SharedMemory
-from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
-from parenv.process.spinning import Spinner, Spinning
-from parenv.process.wake_up import Answers, FutexWaiter, WakeUp, counts_of
-
-memory, eventfd, worker, offset, workers, before, spins = map(int, sys.argv[1:])
-head = SharedMemory(fd=memory).map()
-step_buffer = StepBuffer(StepBufferSpec(workers, (), (), 0), head, offset)
-waiter, answers = FutexWaiter(head, worker, before), Answers(head, WakeUp(eventfd))
-if spins:
-    waiter.spinner = Spinner(Spinning(20e-6, float("inf")), waiter.changes, memoryview(bytearray(8)).cast("q"))
-requested, finished, rewards = step_buffer.requested, step_buffer.finished, step_buffer.rewards
-print("waiting", flush=True)
-while True:
-    messages, rounds, _ = counts_of(waiter.take())
-    if messages:
-        break
-    assert rounds == 1, rounds
-    rewards[worker] = requested[worker]
-    fence()
-    finished[worker] = requested[worker]
-    answers.notify_if_enough(step_buffer)
-"""
-
-
-class Run:
-    """Workers that finish a row in each round, and a main process that waits for all rows."""
-
-    def __init__(self, workers: int, spins: bool, cores: set[int]) -> None:
-        spec, offset = StepBufferSpec(workers, (), (), 0), header_bytes(workers)
-        self.memory = SharedMemory(offset + spec.fields()[1])
-        head = self.memory.map()
-        self.step_buffer = StepBuffer(spec, head, offset)
-        self.shared, self.signals, self.eventfd = FutexWakeUps(head), StepSignals(head), WakeUp()
-        self.poll = select.poll()
-        self.poll.register(self.eventfd.fileno(), select.POLLIN)
-        self.wake_ups = [FutexWakeUp(self.shared, worker) for worker in range(workers)]
-        self.sleeps, self._arguments = 0, (offset, workers, 0, int(spins))
-        self._cores = cores
-        self.processes = [self.start(worker) for worker in range(workers)]
-
-    def start(self, worker: int) -> subprocess.Popen[bytes]:
-        """Start a worker and wait until it is ready."""
-        descriptors = (self.memory.fd, self.eventfd.fileno())
-        offset, workers, _, spins = self._arguments
-        before = self.wake_ups[worker].sum_before
-        arguments = (*descriptors, worker, offset, workers, before, spins)
-        started = subprocess.Popen(
-            [sys.executable, "-c", WORKER, *map(str, arguments)],
-            pass_fds=descriptors,
-            stdout=subprocess.PIPE,
-            preexec_fn=lambda: os.sched_setaffinity(0, self._cores),
-        )
-        # The worker prints that it is ready: a late notification of another worker could be mistaken for its own.
-        assert started.stdout is not None
-        assert started.stdout.readline() == b"waiting\n"
-        return started
-
-    def round(self, number: int) -> None:
-        """Request a row from every worker and wait until all rows are finished."""
-        self.step_buffer.requested[:] = number
-        self.shared.notify_all()
-        self.wait()
-        assert (self.step_buffer.rewards == number).all()
-
-    def wait(self) -> None:
-        """Wait until all rows are finished."""
-        rows = len(self.step_buffer.finished)
-        while self.signals.expect(rows) or not self.step_buffer.has_finished(rows):
-            ready = sleep(self.signals, self.poll, 30.0)
-            assert ready or self.signals.notified[0], "a notification is lost"
-            self.sleeps += 1
-            if ready:
-                self.eventfd.take()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *raised: object) -> None:
-        for wake_up, process in zip(self.wake_ups, self.processes, strict=True):
-            if kind is None:
-                wake_up.notify(MESSAGE)
-                assert process.wait(60) == 0
-            process.kill()
-            process.communicate()
-        self.eventfd.close()
-        self.memory.close()
-
-
-ROUNDS = [
-    2_000,
-    pytest.param(300_000, marks=pytest.mark.more),
-    pytest.param(25_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(20_000)]),
-]
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("rounds", ROUNDS)
-@pytest.mark.parametrize("on_one_core", [False, True])
-@pytest.mark.parametrize("spins", [False, True])
-def test_no_wake_up_is_lost(spins: bool, on_one_core: bool, rounds: int) -> None:
-    everywhere = os.sched_getaffinity(0)
-    # Use the last core. On a core whose processes notified each other continuously, Linux 6.18 starved kernel threads,
-    # such as those of the network, for two minutes.
-    cores = {max(everywhere)} if on_one_core else everywhere
-    os.sched_setaffinity(0, cores)
-    try:
-        with Run(workers=3, spins=spins, cores=cores) as run:
-            for number in range(1, rounds + 1):
-                run.round(number)
-            # The last two workers of a round may both notify, but not all workers of every round.
-            assert run.sleeps < 2 * rounds
-    finally:
-        os.sched_setaffinity(0, everywhere)
-
-
-def test_rounds_continue_when_a_worker_is_killed_and_replaced() -> None:
-    with Run(workers=3, spins=False, cores=os.sched_getaffinity(0)) as run:
-        number = 0
-        for victim in np.random.default_rng(0).integers(0, 3, 5).tolist():
-            for _ in range(50):
-                number += 1
-                run.round(number)
-            run.processes[victim].kill()
-            run.processes[victim].communicate()
-            run.wake_ups[victim] = FutexWakeUp(run.shared, victim)
-            run.processes[victim] = run.start(victim)

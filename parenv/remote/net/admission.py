@@ -196,7 +196,7 @@ class Admission:
     def close(self) -> None:
         """End the thread. Call after closing the listener. Idempotent."""
         if self._thread.is_alive():
-            self._ending.notify(1)
+            self._ending.notify()
             self._thread.join()
         for ours in (self._zap, self._monitor):
             ours.close(0)
@@ -321,4 +321,4 @@ class Admission:
         self.ended += 1
         if not self._told:
             self._told = True
-            self._wake_up.notify(1)
+            self._wake_up.notify()
