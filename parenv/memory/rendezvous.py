@@ -46,14 +46,18 @@ class Rendezvous:
         fence()
         self._done[places] = numbers
 
-    def is_enough(self, wanted: Sequence[int]) -> bool:
+    def is_enough(self, wanted: Sequence[int], notified: Sequence[int] = (0,)) -> bool:
         """Return whether a worker that has called :meth:`finish` must notify the main process.
 
+        Both items are read after the fence.
+
         Args:
-            wanted: One item, the number of places for which the main process waits. It is read after the fence.
+            wanted: One item, the number of places for which the main process waits.
+            notified: One item, whether a worker has notified the main process, which will look at the numbers after it
+                has cleared this. Default: no.
         """
         full_fence()
-        return self.has(wanted[0])
+        return not notified[0] and self.has(wanted[0])
 
     def has(self, wanted: int) -> bool:
         """Return whether at least so many places have finished what is due."""

@@ -181,8 +181,7 @@ class Answers:
 
     def notify_if_enough(self, rows: Rendezvous) -> None:
         """Notify the main process if as many rows are finished as it waits for."""
-        # If another worker has notified already, the main process will look at the rows after it has cleared this.
-        if rows.is_enough(self._wanted) and not self._notified[0]:
+        if rows.is_enough(self._wanted, self._notified):
             self.notify()
 
 

@@ -24,7 +24,7 @@ from parenv.memory.layout import leaves_from_data
 from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe, each_once
 from parenv.memory.status_slot import StatusSlot
-from parenv.memory.step_buffer import OwnRequests, Request, StepBuffer, StepBufferSpec
+from parenv.memory.step_buffer import OwnRequests, StepBuffer, StepBufferSpec
 from parenv.memory.step_buffer_infos import InfoWriter
 from parenv.process.processor_time import num_threads, processor_time, resident_bytes
 from parenv.process.spinning import Spinning
@@ -51,6 +51,7 @@ class StepTask:
     Attributes:
         envs: The sub-environments.
         step_buffer: The step buffer, once :meth:`use` was called.
+        due: Function that returns the requests to serve, the oldest first, once :meth:`use` was called.
         spinning: Settings for polling, from the job.
     """
 
@@ -125,7 +126,8 @@ class StepTask:
         """Use this step buffer."""
         job, (worker, generation), env_ids = self._job, self._sender, self._env_ids
         own, numbers = slice(env_ids.start, env_ids.stop), kind_numbers(worker, len(job.shares))
-        self.step_buffer, self._requests = step_buffer, OwnRequests(step_buffer, own)
+        self.step_buffer, requests = step_buffer, OwnRequests(step_buffer, own)
+        self.due, self._of_all = requests.due, requests.of_all
         self._side = SideChannel(
             InfoWriter(step_buffer.info_kinds, step_buffer.infos, numbers.__getitem__), self._progress
         )
@@ -149,11 +151,7 @@ class StepTask:
 
     def step_all(self) -> None:
         """Step every sub-environment, whose requests have one number."""
-        self.serve(*self._requests.of_all())
-
-    def due(self) -> list[Request]:
-        """Return the requests that this worker must serve, the oldest first."""
-        return self._requests.due()
+        self.serve(*self._of_all())
 
     def serve(self, number: int, columns: Sequence[int]) -> None:
         """Serve a request."""

@@ -38,7 +38,7 @@ MESSAGES = st.one_of(
 )
 SENDERS = st.builds(Sender, st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 32) - 1))
 HEADER = "!4sHHII"
-DIGEST = 467990784
+DIGEST = 1920098758
 
 
 def header(magic: bytes = b"PENV", version: int = PROTOCOL_VERSION, kind: int = KINDS.index(Close)) -> bytes:
