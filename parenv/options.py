@@ -248,10 +248,9 @@ class RemotePlacement:
             Default: ``False``.
         silence_s: Time without a sign of life after which a host counts as lost, in seconds. Default: 5. A host that
             has lost its driver looks for it again after 5 s.
-        max_message_bytes: Maximum size of a message from a host, in bytes. Default: 64 MiB. The part beside arrays and
-            bytes has a sixteenth of it. Rollouts are sent in small pieces and can be larger.
-        max_connections: Maximum number of connected hosts. Default: 256. If several keys are listed, one key can have
-            half of them.
+        max_message_bytes: Maximum size of a message from a host, in bytes. Default: 64 MiB. Rollouts are sent in small
+            pieces and can be larger.
+        max_connections: Maximum number of connected hosts. Default: 256.
 
     >>> RemotePlacement("tcp://192.0.2.7:5555", key="keys/driver.key", hosts="keys/hosts.pub", num_local=2).silence_s
     5.0

@@ -205,7 +205,6 @@ LARGE_ON_PURPOSE = {
     "evaluation/evaluate.py:evaluate": "a table of options, one line each",
     "pool/pool.py:AsyncWorkerPool": "the public class: all methods of a pool, a few lines each",
     "remote/host.py:HostSession": "a host's side of one connection, whose state all methods share",
-    "remote/net/admission.py:Admission": "admission, which depends on the state of all connections",
     "remote/placement.py:HostsPlacement": "all methods of Placement, over the scheduler, the exchange and the versions",
     "supervision/supervisor.py:Supervisor": "the states of a worker between its death and its return",
     "supervision/workers.py:Workers": "all messages to and from workers, a few lines each",

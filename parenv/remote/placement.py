@@ -225,7 +225,7 @@ class HostsPlacement:
             events += self._local.close(0.0)
             if self._provider is not None:
                 self._provider.close(LINGER_S)
-            self._listener.close(LINGER_S)
+            self._listener.close()
         return events
 
     def _request(self, worker: int) -> None:

@@ -86,7 +86,7 @@ class Listener:
         self.ended.append(peer)
         self.inbox = deque(one for one in self.inbox if one[0] != peer)
 
-    def close(self, linger_s: float = 0.0) -> None:
+    def close(self) -> None:
         pass
 
 

@@ -19,7 +19,6 @@ from parenv.remote.net.host_keys import (
     AllowList,
     DriverKeys,
     HostKeys,
-    Known,
     add_host,
     create_keys,
     ephemeral_keys,
@@ -324,23 +323,23 @@ def test_the_list_follows_its_file(tmp_path: Path) -> None:
 
 def test_a_connected_host_is_removed_with_its_line(tmp_path: Path) -> None:
     create_keys(tmp_path, ["alpha", "beta"])
-    alpha, beta = (Known(name, read_host_keys(tmp_path / f"{name}.key").public) for name in ("alpha", "beta"))
-    let_in = {alpha, beta}
+    alpha, beta = (read_host_keys(tmp_path / f"{name}.key").public for name in ("alpha", "beta"))
+    connected = {alpha, beta}
     listed, before = tmp_path / "hosts.pub", (tmp_path / "hosts.pub").read_text()
     allowed = AllowList(listed)
-    assert allowed.removed(let_in) == set()
+    assert allowed.removed(connected) == set()
     listed.write_text("half a li")
-    assert allowed.removed(let_in) == set()
+    assert allowed.removed(connected) == set()
     listed.write_text("".join(line for line in before.splitlines(True) if not line.startswith("beta")))
-    assert [allowed.removed(let_in) for _ in range(2)] == [set(), {beta}]
-    other = alpha._replace(public=ephemeral_keys()[1].public)
+    assert [allowed.removed(connected) for _ in range(2)] == [set(), {beta}]
+    other = ephemeral_keys()[1].public
     listed.write_text(before)
     assert [allowed.removed({alpha, beta, other}) for _ in range(2)] == [set(), {other}]
 
 
 def test_a_list_that_is_empty_for_a_moment_removes_no_host_and_one_that_stays_empty_all(tmp_path: Path) -> None:
     create_keys(tmp_path, ["alpha"])
-    alpha = Known("alpha", read_host_keys(tmp_path / "alpha.key").public)
+    alpha = read_host_keys(tmp_path / "alpha.key").public
     listed, before = tmp_path / "hosts.pub", (tmp_path / "hosts.pub").read_text()
     allowed = AllowList(listed)
     for _ in range(2):

@@ -4,9 +4,7 @@ A third party cannot read messages. If it changes, repeats or drops one, the con
 the driver knows, and knows the key of its driver.
 
 **At most a window of messages of a host is unread**, see :mod:`parenv.remote.net.stream`. :meth:`HostSocket.send`
-returns false beyond it, and the driver reports every half window that it has read. Without the window, ZeroMQ would
-stop reading from a host with many unread messages. It would not see the host's heartbeats either, and the host would
-lose its driver whenever an update of the policy takes longer than ``silence_s``.
+returns false beyond it, and the driver reports every half window that it has read.
 """
 
 from __future__ import annotations
@@ -22,14 +20,12 @@ from parenv.errors import ConfigurationError, ProtocolError
 from parenv.options import tcp_address
 from parenv.protocol.data import Buffer
 from parenv.remote.net import tcp
-from parenv.remote.net.admission import Admission, host_of
-from parenv.remote.net.host_keys import AllowList, DriverKeys, HostKeys, Known
+from parenv.remote.net.admission import Admission
+from parenv.remote.net.host_keys import AllowList, DriverKeys, HostKeys
 from parenv.remote.net.stream import Stream, Streams, Window
 from parenv.remote.net.tcp import EVENTS, Link, State
 from parenv.transport.waiting import Polled, Waiting
 from parenv.transport.zeromq import Frames, terminate
-
-MAX_SKIPPED = 100
 
 
 class HostListener:
@@ -40,7 +36,7 @@ class HostListener:
         keys: Keys of the driver.
         allowed: Hosts that may join.
         max_message_bytes: Maximum size of a message of a host. A larger message ends its connection.
-        max_connections: Maximum number of connected hosts. If the list has several keys, each may have half of them.
+        max_connections: Maximum number of connected hosts.
         silence_s: Seconds after which a silent connection is closed.
 
     Attributes:
@@ -66,16 +62,10 @@ class HostListener:
         tcp_address(address)
         self._streams = Streams(max_connections, self.send)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._socket = tcp.listening_socket(self._context, keys, max_message_bytes)
+        self._socket = tcp.listening_socket(self._context, keys, max_message_bytes, silence_s)
         tcp.configure(self._socket, address)
-        self.admission = Admission(
-            self._context,
-            self._socket,
-            allowed,
-            limits=tcp.limits(max_connections, max_message_bytes),
-            silence_s=silence_s,
-        )
-        self.refusals = self.admission.refusals
+        self.admission = Admission(self._context, self._socket, allowed, max_connections)
+        self.refusals = self.admission.refusals.counts
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -128,13 +118,10 @@ class HostListener:
 
     def receive(self) -> tuple[bytes, str, list[Buffer]] | None:
         """Return the connection, the host's name and the frames of the next message, or ``None``."""
-        # A peer that sends only messages without parts must not keep the caller here.
-        for _ in range(MAX_SKIPPED):
-            if (frames := tcp.received(self._socket)) is None:
-                break
-            peer, host = frames[0].bytes, host_of(str(frames[0].get("User-Id")))
-            if parts := self._opened(peer, host, frames):
-                return peer, host.name, parts
+        while (frames := tcp.received(self._socket)) is not None:
+            peer = frames[0].bytes
+            if (stream := self._streams.begin(peer)) is not None and (parts := self._opened(peer, stream, frames)):
+                return peer, stream.host, parts
         return None
 
     def dismiss(self, peer: bytes, frames: Frames) -> None:
@@ -144,38 +131,36 @@ class HostListener:
             self._streams.ban(peer)
             self.admission.dismiss(stream.fd)
 
-    def close(self, linger_s: float = 0.0) -> None:
-        """Close the socket. Sent messages have up to ``linger_s`` seconds to leave. Idempotent."""
+    def close(self) -> None:
+        """Close the socket, and drop messages that have not left. Idempotent."""
         if not self._socket.closed:
-            tcp.close_monitored(self._socket, linger_s)
+            # While ZeroMQ waited for messages to leave, it would read no others, and could abort: see rcvhwm in tcp.
+            tcp.close_monitored(self._socket)
             self.admission.close()
             terminate(self._context)
 
-    def _opened(self, peer: bytes, host: Known, whole: Sequence[zmq.Frame]) -> list[Buffer]:
+    def _opened(self, peer: bytes, stream: Stream, whole: Sequence[zmq.Frame]) -> list[Buffer]:
         """Return the parts of a message, or close its connection and return none."""
-        if (stream := self._streams.begin(peer)) is None:
-            return []
         first, *frames = whole
-        fd, refusal, nbytes = int(first.get(zmq.SRCFD)), "", sum(map(len, frames))
-        parts: list[Buffer] = []
+        fd, key, address = int(first.get(zmq.SRCFD)), str(first.get("User-Id")).encode(), str(first.get("Peer-Address"))
         try:
             _, parts = stream.open(tcp.only(frames))
         except ProtocolError:
-            refusal = "sequence"
-        # A peer that chooses its identity could take the identity of another peer.
-        if len(peer) != 5 or peer[0]:
-            refusal = "identity"
-        refusal = refusal or self.admission.objection(host, stream.received == 1)
-        if refusal:
-            # Further messages of the peer may already wait in the queue of the socket.
-            self._streams.ban(peer)
-            self.admission.expel(refusal, fd, str(first.get("Peer-Address")))
-            return []
-        stream.fd = fd
-        self.admission.heard(fd, host, nbytes)
-        if read := stream.receipts.due(nbytes):
+            return self._expel(peer, fd, address, "sequence")
+        if stream.received == 1:
+            stream.fd, stream.host = fd, self.admission.first_message(key, address)
+            if not stream.host:
+                return self._expel(peer, fd, address)
+        self.admission.heard(fd, key)
+        if read := stream.receipts.due(sum(map(len, frames))):
             self.send(peer, credit=read)
         return parts
+
+    def _expel(self, peer: bytes, fd: int, address: str, reason: str = "") -> list[Buffer]:
+        # Further messages of the peer may already wait in the queue of the socket.
+        self._streams.ban(peer)
+        self.admission.expel(fd, address, reason)
+        return []
 
 
 class HostSocket:
@@ -203,7 +188,7 @@ class HostSocket:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = tcp.connecting_socket(self._context, keys, silence_s)
         tcp.configure(self._socket, address)
-        self._monitor = self._socket.get_monitor_socket(EVENTS)
+        self._monitor = tcp.monitor_of(self._context, self._socket, EVENTS)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -271,9 +256,7 @@ class HostSocket:
             terminate(self._context)
 
     def _next(self) -> list[Buffer] | None:
-        for _ in range(MAX_SKIPPED):
-            if (frames := tcp.received(self._socket)) is None:
-                break
+        while (frames := tcp.received(self._socket)) is not None:
             try:
                 credit, parts = self._stream.open(tcp.only(frames))
             except ProtocolError:

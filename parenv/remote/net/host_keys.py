@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import zmq
 from zmq.utils import z85
@@ -78,13 +78,6 @@ class HostKeys(KeyPair):
             raise ConfigurationError("the driver's public key must be Z85 text of 40 bytes. Make keys again.")
 
 
-class Known(NamedTuple):
-    """Name and public key of a host on the allow list."""
-
-    name: str
-    public: bytes
-
-
 class AllowList:
     """Public keys of the hosts that may join.
 
@@ -100,16 +93,8 @@ class AllowList:
     def __init__(self, source: str | os.PathLike[str] | Sequence[str]) -> None:
         self._path = Path(source).absolute() if isinstance(source, str | os.PathLike) else None
         self._names = {} if isinstance(source, str | os.PathLike) else _named(source)
-        self._missed: set[Known] = set()
+        self._missed: set[bytes] = set()
         self._current()
-
-    def __len__(self) -> int:
-        """Return the number of hosts.
-
-        Raises:
-            ConfigurationError: The file cannot be used any more.
-        """
-        return len(self._current())
 
     def name_of(self, public: bytes) -> str | None:
         """Return the name of the host with this public key, or ``None`` if it may not join.
@@ -119,8 +104,8 @@ class AllowList:
         """
         return self._current().get(public)
 
-    def removed(self, let_in: Iterable[Known]) -> set[Known]:
-        """Return the hosts that are no longer on the list; none while the file cannot be used.
+    def removed(self, connected: Iterable[bytes]) -> set[bytes]:
+        """Return the public keys of hosts that are no longer on the list; none while the file cannot be used.
 
         A host must be missing twice in a row: a file that is rewritten in place is incomplete for a moment.
         """
@@ -128,7 +113,7 @@ class AllowList:
             current = self._current()
         except ConfigurationError:
             return set()
-        before, self._missed = self._missed, {host for host in let_in if current.get(host.public) != host.name}
+        before, self._missed = self._missed, {key for key in connected if key not in current}
         return self._missed & before
 
     def _current(self) -> Mapping[bytes, str]:

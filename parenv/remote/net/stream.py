@@ -92,12 +92,13 @@ class Stream:
         received: Number of received messages.
         receipts: Receipts for the host, in the main process.
         fd: Descriptor of the connection, in the main process.
+        host: Name of the host, in the main process.
     """
 
     def __init__(self) -> None:
         self.received = 0
         self.receipts = Receipts()
-        self.fd = -1
+        self.fd, self.host = -1, ""
         self._sent = 0
 
     def seal(self, parts: Sequence[Buffer], credit: int = 0) -> bytes:

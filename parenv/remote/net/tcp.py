@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-import ctypes
-import secrets
 from collections.abc import Sequence
 from typing import Literal
 
 import zmq
-from zmq.backend.cython import _zmq
 
 from parenv.errors import ProtocolError
-from parenv.remote.net.connections import OVERHEAD_BYTES, Limits
 from parenv.remote.net.host_keys import DriverKeys, HostKeys
-from parenv.remote.net.stream import WINDOW, WINDOW_BYTES
 
 HANDSHAKE_S = 5.0
 """Maximum duration of a handshake, in seconds."""
+OVERHEAD_BYTES = 64
+"""Upper bound of the bytes that encryption and the head add to a message."""
 MAX_UNSENT = 1 << 16
 RECONNECT_MS, CONNECT_TIMEOUT_MS = 200, 750
-
-
-def limits(max_connections: int, max_message_bytes: int) -> Limits:
-    """Return the limits on connections. Every host may fill its window, but only some with messages of maximum size."""
-    return Limits(
-        connections=max_connections,
-        unread_bytes=max_message_bytes + 2 * WINDOW_BYTES,
-        all_unread_bytes=WINDOW * max_message_bytes + max_connections * WINDOW_BYTES,
-    )
+ZAP_DOMAIN = "parenv"
 
 
 def listening_socket(
-    context: zmq.Context[zmq.Socket[bytes]], keys: DriverKeys, max_message_bytes: int
+    context: zmq.Context[zmq.Socket[bytes]], keys: DriverKeys, max_message_bytes: int, silence_s: float
 ) -> zmq.Socket[bytes]:
     """Create the main process's socket. Configure it, create its admission, then bind it."""
-    # ZeroMQ counts identities up from C's rand(), without a seed. A host that knows the next identity can choose it for
-    # itself, and ZeroMQ then aborts this process.
-    ctypes.CDLL(None).srand(secrets.randbits(32))
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-    socket.zap_domain = b"parenv"
+    socket.zap_domain = ZAP_DOMAIN.encode()
     # Without this option, ZeroMQ would admit every peer while admission does not answer.
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.maxmsgsize = max_message_bytes + OVERHEAD_BYTES
-    # This is more than the window, because ZeroMQ counts read messages only after half of this limit.
-    socket.rcvhwm, socket.sndhwm = 3 * WINDOW, MAX_UNSENT
+    socket.sndhwm = MAX_UNSENT
+    _set_heartbeats(socket, silence_s)
     return socket
 
 
@@ -59,13 +45,18 @@ def connecting_socket(context: zmq.Context[zmq.Socket[bytes]], keys: HostKeys, s
     socket.reconnect_ivl, socket.connect_timeout = RECONNECT_MS, CONNECT_TIMEOUT_MS
     # The window limits what is sent. ZeroMQ's own limit is updated late, and would refuse messages within the window.
     socket.sndhwm = 0
-    # If ZeroMQ stopped reading, heartbeats would abort the process. The main process is trusted, so there is no limit.
-    socket.rcvhwm = 0
+    _set_heartbeats(socket, silence_s)
+    return socket
+
+
+def _set_heartbeats(socket: zmq.Socket[bytes], silence_s: float) -> None:
     silence_ms = round(silence_s * 1000)
     socket.heartbeat_ivl, socket.heartbeat_ttl = silence_ms // 5, silence_ms
     # The first missed heartbeat is sent up to one interval after the connection was cut.
     socket.heartbeat_timeout = silence_ms * 4 // 5
-    return socket
+    # If ZeroMQ stopped reading from a peer with many unread messages, and the peer died, the next heartbeat would abort
+    # this process. So there is no limit here: the window limits what a host sends.
+    socket.rcvhwm = 0
 
 
 def configure(socket: zmq.Socket[bytes], address: str) -> None:
@@ -75,12 +66,24 @@ def configure(socket: zmq.Socket[bytes], address: str) -> None:
     socket.handshake_ivl = round(HANDSHAKE_S * 1000)
 
 
-def close_monitored(socket: zmq.Socket[bytes], linger_s: float) -> None:
+def monitor_of(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """Return a socket that receives the events of the connections of a socket, the only monitor of its context.
+
+    ``EVENT_HANDSHAKE_FAILED_PROTOCOL`` must not be among them. ZeroMQ also reports it for later frames that it cannot
+    decrypt. The report changes errno before ZeroMQ reads it, so that ZeroMQ keeps the connection instead of closing it.
+    """
+    monitor = context.socket(zmq.PAIR)
+    # With a limit, ZeroMQ would wait until events are read, also while the monitor is disabled, which holds the GIL.
+    monitor.linger = monitor.rcvhwm = 0
+    socket.monitor("inproc://parenv.monitor", events)
+    monitor.connect("inproc://parenv.monitor")
+    return monitor
+
+
+def close_monitored(socket: zmq.Socket[bytes], linger_s: float = 0.0) -> None:
     """Close a socket with a monitor. Sent messages have up to ``linger_s`` seconds to leave."""
-    # If the monitor is closed before the socket, ZeroMQ waits forever to report an event. Ending the monitor waits for
-    # an event in progress. disable_monitor() would hold the GIL meanwhile. If the queue of events is full, the thread
-    # that reads them needs the GIL.
-    ctypes.CDLL(_zmq.__file__).zmq_socket_monitor(ctypes.c_void_p(socket.underlying), None, 0)
+    # If the monitor were closed before, ZeroMQ would wait forever to report an event.
+    socket.disable_monitor()
     socket.close(round(linger_s * 1000))
 
 
@@ -110,7 +113,6 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-# parenv.remote.net.admission explains why EVENT_HANDSHAKE_FAILED_PROTOCOL is missing.
 
 
 class Link:
