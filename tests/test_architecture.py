@@ -116,8 +116,7 @@ def test_torch_is_imported_lazily() -> None:
 
 
 def test_remote_is_imported_only_through_its_entry_point() -> None:
-    # Messages of other interpreters are checked like messages of hosts.
-    entry_point, outside = PACKAGE / "supervision" / "launch.py", {"remote", "cli", "interpreter"}
+    entry_point, outside = PACKAGE / "supervision" / "launch.py", {"remote", "cli"}
     for path in MODULES:
         if package_of(path) in outside:
             continue

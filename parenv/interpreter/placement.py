@@ -26,9 +26,8 @@ from parenv.placement.local import LocalPlacement
 from parenv.process.launcher import Launcher, thread_variables
 from parenv.process.wake_up import Poller, WakeUps, WorkerWakeUp
 from parenv.protocol.data import pack
-from parenv.protocol.frames import PROTOCOL_VERSION, Sender, number_of
+from parenv.protocol.frames import PROTOCOL_VERSION, Sender, from_frames, number_of
 from parenv.protocol.messages import Actions, Call, Close, Failure, Message, Reply, Rows, SideData, StepReady
-from parenv.remote.checks import OpenCalls, check_ready, check_side_data, decode
 from parenv.transport.stepper_sockets import SOCKET, StepperSockets
 from parenv.worker.job import StepJob
 
@@ -77,7 +76,6 @@ class InterpreterPlacement(LocalPlacement):
         self._sockets = StepperSockets(MAX_MESSAGE_BYTES)
         super().__init__(beside=self._sockets)
         self._lines: dict[Sender, _Lines] = {}
-        self._calls = OpenCalls()
         self._refused: list[Event] = []
         self._step_buffer: StepBufferMap | None = None
 
@@ -111,7 +109,6 @@ class InterpreterPlacement(LocalPlacement):
                         "Convert them before step()."
                     )
             case Call():
-                self._calls.add(to, message)
                 # This process has pickled the arguments itself.
                 columns, *arguments = cloudpickle.loads(message.arguments)
                 content = ["call", [message.sequence, message.method, [list(columns), *arguments]]]
@@ -171,7 +168,7 @@ class InterpreterPlacement(LocalPlacement):
         for worker in list(self._lines):
             try:
                 while (frames := self._sockets.receive(*worker)) is not None:
-                    events.append(Received(worker, self._checked(worker, *decode(frames, MAX_MESSAGE_BYTES))))
+                    events.append(Received(worker, self._checked(worker, *from_frames(frames, of_host=True))))
             except ProtocolError as error:
                 _log.warning("worker %s sent a message that is not allowed, and is killed: %s", worker.worker, error)
                 self._sockets.drop(worker.worker)
@@ -182,7 +179,6 @@ class InterpreterPlacement(LocalPlacement):
         """Return the command of a new process. It gets its descriptors when it connects."""
         for former in [one for one in self._lines if one.worker == worker.worker]:
             self._lines.pop(former).close()
-            self._calls.forget(former)
         lines = self._lines[worker] = _Lines()
         (wake_up,) = self._wake_ups[worker].inherited
         (answers,) = launch.descriptors
@@ -230,25 +226,14 @@ class InterpreterPlacement(LocalPlacement):
         return {"fields": fields, "observations": rows.observations, "actions": rows.actions}
 
     def _checked(self, worker: Sender, sender: Sender, message: Any) -> Any:
-        """Check a message as if a host had sent it.
+        """Check the sender of a message.
 
         Raises:
-            ProtocolError: The message does not fit the requests to this worker.
+            ProtocolError: It is another worker.
         """
         if sender != worker:
             raise ProtocolError(f"its sender is given as worker {sender.worker}")
-        if isinstance(message, StepReady):
-            check_ready(message, steps=True)
-        elif isinstance(message, SideData):
-            self._check_side_data(worker.worker, message)
-        elif isinstance(message, Reply | Failure):
-            return self._calls.checked(worker, message)
         return message
-
-    def _check_side_data(self, worker: int, message: SideData) -> None:
-        if self._step_buffer is None:
-            raise ProtocolError("it has side data, but no rows have been laid out")
-        check_side_data(self._step_buffer, worker, message)
 
     def _refuse(self, to: Sender, call: Call, error: NotDataError) -> None:
         """Answer a call whose arguments cannot be sent."""
@@ -257,7 +242,7 @@ class InterpreterPlacement(LocalPlacement):
         )
         kind = [type(error).__module__, type(error).__qualname__]
         failure = Failure(call.sequence, 0, -1, "call", kind, text, "")
-        self._refused.append(Received(to, self._calls.checked(to, failure)))
+        self._refused.append(Received(to, failure))
         self._sockets.wake()
 
 

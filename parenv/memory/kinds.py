@@ -8,7 +8,6 @@ a dtype such as ``"<f4"`` for numpy's.
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import numpy as np
@@ -104,33 +103,28 @@ def kind_numbers(worker: int, num_workers: int) -> range:
     return range(1 + worker, 1 + worker + MAX_KINDS * num_workers, num_workers)
 
 
-def is_kind(kind: Any, info_bytes: int) -> bool:
-    """Return whether plain data from a host is a kind, and its infos fit.
+def is_kind(kind: Any) -> bool:
+    """Return whether plain data from a host is a kind.
 
-    Args:
-        kind: Plain data.
-        info_bytes: Number of bytes for one info.
-
-    >>> is_kind(("dict", (("a", "<f4"), ("b", ("array", "<i8", (2,))))), 32), is_kind(("dict", (("a", "O"),)), 32)
+    >>> is_kind(("dict", (("a", "<f4"), ("b", ("array", "<i8", (2,)))))), is_kind(("dict", (("a", "O"),)))
     (True, False)
     """
-    is_dict = type(kind) is tuple and kind[:1] == ("dict",) and _is_kind(kind, info_bytes, False, 0)
-    return is_dict and struct.calcsize("<" + format_of(kind)) <= info_bytes
+    return type(kind) is tuple and kind[:1] == ("dict",) and _is_kind(kind, False, 0)
 
 
-def _is_kind(kind: Any, info_bytes: int, in_observation: bool, depth: int) -> bool:
+def _is_kind(kind: Any, in_observation: bool, depth: int) -> bool:
     if type(kind) is not tuple or depth > MAX_DEPTH:
         return type(kind) is str and kind in FORMATS
     match kind:
         case ("array", str() as dtype, tuple() as shape):
-            return dtype in _ARRAY_DTYPES and is_shape(shape) and array_bytes(kind) <= info_bytes
+            return dtype in _ARRAY_DTYPES and is_shape(shape)
         case ("dict", tuple() as parts):
             named = all(type(part) is tuple and len(part) == 2 and type(part[0]) is str for part in parts)
             return named and all(
-                _is_kind(part, info_bytes, in_observation or key == FINAL_OBSERVATION, depth + 1) for key, part in parts
+                _is_kind(part, in_observation or key == FINAL_OBSERVATION, depth + 1) for key, part in parts
             )
         case ("tuple", tuple() as parts):
-            return in_observation and all(_is_kind(part, info_bytes, True, depth + 1) for part in parts)
+            return in_observation and all(_is_kind(part, True, depth + 1) for part in parts)
     return False
 
 

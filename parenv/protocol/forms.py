@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from types import UnionType
 from typing import Any, NoReturn
 
-import numpy as np
-
 from parenv.errors import ProtocolError
 
 Form = Any
@@ -38,7 +36,7 @@ def fit(form: Form, value: Any, where: str) -> Any:
         where: Name of the value in errors.
 
     Returns:
-        The value, with lists in place of tuples, and with texts escaped where the form asks for it.
+        The value, with lists in place of tuples.
 
     Raises:
         ProtocolError: The value does not have the form.
@@ -81,56 +79,6 @@ def sized(form: Form, least: int, most: int) -> Check:
     return check
 
 
-def columns(*forms: Form, most: int = LARGEST_INTEGER) -> Check:
-    """Return the form of a list of columns: one for each form, all of one length."""
-
-    def check(value: Any, where: str) -> Any:
-        value = fit(tuple([form] for form in forms), value, where)
-        sized(list, 0, most)(value[0], where)
-        return _of_one_length(value, where)
-
-    return check
-
-
-def number(value: Any, where: str) -> Any:
-    """Check a number that numpy can hold."""
-    return value if type(value) in (float, bool) else _of_type(int, value, where)
-
-
-def arrays(count: int) -> Check:
-    """Return the form of this many one-dimensional arrays of numbers, all of one length."""
-
-    def array(value: Any, where: str) -> Any:
-        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "iuf":
-            refuse(where, "a column of numbers", type(value).__name__)
-        return value
-
-    return lambda value, where: _of_one_length(fit((array,) * count, value, where), where)
-
-
-def shown(value: Any, where: str) -> str:
-    """Check a text that users will see, and escape it."""
-    return harmless(_of_type(str, value, where))
-
-
-def shown_data(value: Any, where: str) -> Any:
-    """Escape all texts in a value: users see any attribute of an exception."""
-    if type(value) is str:
-        return harmless(value)
-    if type(value) in (list, tuple):
-        return type(value)(shown_data(one, where) for one in value)
-    return {key: shown_data(one, where) for key, one in value.items()} if type(value) is dict else value
-
-
-def harmless(text: str) -> str:
-    r"""Escape the characters of a text that would control a terminal.
-
-    >>> print(harmless("\x1b[2Jgone"))
-    \x1b[2Jgone
-    """
-    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
-
-
 def refuse(where: str, wanted: str, got: str) -> NoReturn:
     """Raise the error of a value without its form."""
     raise ProtocolError(f"{where} must be {wanted}, got {got}")
@@ -166,9 +114,3 @@ def _dict(form: dict[Any, Form], value: dict[Any, Any], where: str) -> Any:
     if value.keys() != form.keys():
         refuse(where, f"dict of {', '.join(map(str, form)) or 'nothing'}", f"{len(value):,} keys")
     return {name: fit(form[name], one, f"{where}[{name!r}]") for name, one in value.items()}
-
-
-def _of_one_length(values: Sequence[Any], where: str) -> Any:
-    if len(set(map(len, values))) != 1:
-        refuse(where, "columns of one length", f"lengths {sorted(set(map(len, values)))}")
-    return values

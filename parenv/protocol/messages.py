@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, get_args
 
-from parenv.protocol.forms import between, of, shown, shown_data
+from parenv.memory.kinds import is_kind
+from parenv.protocol.forms import between, of, refuse
 
 MAX_ENVS = 1 << 20
 """Maximum number of sub-environments of one worker."""
-RECORDS = [(int, shown, shown)]
+RECORDS = [(int, str, str)]
 """Form of a list of env_ids with two texts each."""
-FAILURES = [(int, shown, shown, shown)]
+FAILURES = [(int, str, str, str)]
 """Form of a list of env_ids with an activity, an exception and a traceback each."""
 _SPACES = ([object], [int])
+
+
+def _kind(value: Any, where: str) -> Any:
+    return value if is_kind(value) else refuse(where, "a kind of info", repr(value)[:80])
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ class SideData:
         left_out: ``[env_id, where, what]`` of the first value at each place in infos that is not plain data.
     """
 
-    kinds: Any = field(metadata=of([(int, object)]))
+    kinds: Any = field(metadata=of([(int, _kind)]))
     infos: Any = field(metadata=of([(int, dict | None)]))
     observations: Any = field(metadata=of([(int, list | None)]))
     left_out: Any = field(default=(), metadata=of(RECORDS))
@@ -182,7 +187,7 @@ class Commit:
 
     sequence: int
     objects: Any = field(metadata=of(dict))
-    report: Any
+    report: Any = field(metadata=of((int | None, dict, object, int, [int])))
     replaced: Any = field(metadata=of(FAILURES))
 
 
@@ -236,11 +241,11 @@ class Failure:
     call: int
     more: int
     env_id: int
-    doing: str = field(metadata=of(shown))
-    kind: Any = field(metadata=of((shown, shown)))
-    message: str = field(metadata=of(shown))
-    traceback: str = field(metadata=of(shown))
-    attributes: Any = field(default_factory=dict, metadata=of({str: shown_data}))
+    doing: str
+    kind: Any = field(metadata=of((str, str)))
+    message: str
+    traceback: str
+    attributes: Any = field(default_factory=dict, metadata=of({str: object}))
 
 
 def as_warning(text: str) -> Failure:

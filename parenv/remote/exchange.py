@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,30 +11,15 @@ from parenv.memory.maps import AnyWeights, SlotMap
 from parenv.memory.status_slot import STATUS_SLOT_BYTES, take_status_slot
 from parenv.options import RemotePlacement
 from parenv.placement.base import Launch
-from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import (
-    Call,
-    Commit,
-    Credit,
-    Failure,
-    Layout,
-    Logged,
-    Message,
-    Ready,
-    Reply,
-    Rows,
-    SideData,
-    StepReady,
-)
-from parenv.remote.checks import OpenCalls, check_ready
+from parenv.protocol.messages import Call, Commit, Credit, Layout, Logged, Message, Rows
 from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Heartbeat, Welcome
 from parenv.remote.step_buffers import StepBuffers
 from parenv.remote.transfer import RolloutTransfer, chunks_of
 
 
 class Exchange:
-    """Adds data to messages for workers on hosts, and checks what these workers send.
+    """Adds data to messages for workers on hosts, and writes the data of these workers to the driver's memory.
 
     Args:
         placing: The user's placement.
@@ -46,10 +30,7 @@ class Exchange:
         self._placing, self._weights = placing, weights
         self.step_buffers = StepBuffers(placing.num_local, placing.max_message_bytes)
         self._transfers: dict[int, RolloutTransfer] = {}
-        self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
         self._brought: dict[bytes, dict[Any, int]] = {}
-        self._names = () if weights is None else weights.policies
-        self._calls = OpenCalls(named=bool(self._names))
         self._snapshots: dict[bytes, tuple[int, int]] = {}
         """By host, the version and the weight slot of its last snapshot."""
 
@@ -79,9 +60,6 @@ class Exchange:
 
     def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, Sender]]:
         """Yield the messages for a host that replace a message to one of its workers, each with its header."""
-        self._conversations[to].say(DRIVER, message)
-        if isinstance(message, Call):
-            self._calls.add(to, message)
         if isinstance(message, Layout) and self._transfers:
             plan, message = self._transfers[to.worker].plan(message)
             yield plan, to
@@ -103,40 +81,26 @@ class Exchange:
         yield message, to
 
     def take(self, head: Any, sender: Sender, message: Any) -> Any:
-        """Check a message of a worker, and write its data to the driver's memory.
+        """Write the data of a message of a worker to the driver's memory.
 
         Returns:
             Message for the supervisor, or ``None``.
 
         Raises:
-            ProtocolError: The message does not fit the requests to this worker.
+            ProtocolError: The data exceed their place, or the host must not send such a message.
         """
-        # A host makes these two itself, so they are no part of the worker's conversation.
-        if not isinstance(message, Answers | Chunks):
-            self._conversations[sender].say(WORKER, message)
         if isinstance(message, Logged):
             raise ProtocolError("a host must not send log records")
         if isinstance(message, Answers):
-            self.step_buffers.take(head, sender.worker, message)
-            return None
-        if isinstance(message, Chunks | Commit):
-            if (transfer := self._transfers.get(sender.worker)) is None:
-                raise ProtocolError(f"worker {sender.worker} must not send rollouts")
-            if isinstance(message, Chunks):
-                return transfer.write(message)
-            transfer.finish(message)
-        elif isinstance(message, SideData):
-            self.step_buffers.check(sender.worker, message)
-        elif isinstance(message, Ready | StepReady):
-            check_ready(message, self.step_buffers.used, self._names, sender.worker == 0)
-        elif isinstance(message, Reply | Failure):
-            return self._calls.checked(sender, message)
+            return self.step_buffers.take(head, sender.worker, message)
+        if isinstance(message, Chunks):
+            return self._transfers[sender.worker].write(message)
+        if isinstance(message, Commit):
+            self._transfers[sender.worker].finish(message)
         return message
 
     def forget_worker(self, worker: Sender) -> None:
         """Drop the state of a worker that has ended."""
-        self._conversations.pop(worker, None)
-        self._calls.forget(worker)
         if worker.worker in self._transfers:
             self._transfers[worker.worker].forget()
 

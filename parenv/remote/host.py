@@ -21,9 +21,8 @@ from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.protocol.messages import Close, Commit, Credit
+from parenv.protocol.messages import Close, Commit, Credit, Failure, Reply
 from parenv.remote import host_messages as wire
-from parenv.remote.checks import fitting
 from parenv.remote.net.curve import HostSocket
 from parenv.remote.net.host_keys import HostKeys
 from parenv.remote.step_buffers import HostRows
@@ -33,6 +32,8 @@ from parenv.transport.waiting import remaining
 HEARTBEAT_S = 0.25
 PATIENCE_S = 60.0
 GRACE_S = 5.0
+FRAME_BYTES = 64
+"""Upper bound of the overhead of a frame on the network."""
 _NUM_ENDS = struct.Struct("<i")
 
 
@@ -298,3 +299,19 @@ class HostSession:
 
 def _is_of_one_version(one: Credit, other: Credit) -> bool:
     return (one.policy_version, one.weights_slot) == (other.policy_version, other.weights_slot)
+
+
+def fitting(sender: Sender, message: Any, max_message_bytes: int) -> list[Buffer]:
+    """Encode a message of a worker, or an exception in its place if the message is larger than a message may be."""
+    frames = to_frames(sender, message)
+    if (size := sum(len(frame) + FRAME_BYTES for frame in frames)) <= max_message_bytes:
+        return frames
+    call = message.sequence if isinstance(message, Reply) else -1
+    doing = "commit" if isinstance(message, Commit) else "call"
+    kind = ["parenv.errors", "NotDataError"]
+    excess = (
+        f"a message must have at most max_message_bytes={max_message_bytes:,} bytes, got {size:,}. Raise "
+        "RemotePlacement.max_message_bytes."
+    )
+    failure = Failure(call, 0, env_id=-1, doing=doing, kind=kind, message=excess, traceback="")
+    return to_frames(sender, failure)

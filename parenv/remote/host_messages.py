@@ -7,13 +7,14 @@ copies them into the message, and the receiver reads them without a copy.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import cloudpickle
 
 from parenv.memory.status_slot import STATUS_SLOT_BYTES
-from parenv.protocol.forms import of, shown, sized
+from parenv.protocol.forms import between, of, sized
 from parenv.protocol.frames import PROTOCOL_VERSION, Sender, register
 from parenv.protocol.messages import Message
 from parenv.version import VERSION
@@ -22,25 +23,6 @@ HOST = Sender(0xFFFFFFFF, 0)
 """Worker and generation in the header of a message about no worker."""
 CHUNK_BYTES = 1 << 18
 """Maximum size of a chunk of memory. It limits the unread bytes, and heartbeats pass between chunks."""
-MAX_STACK_LENGTH = 1 << 15
-
-
-def max_head_bytes(max_message_bytes: int) -> int:
-    """Return the maximum size of the JSON of a message from a host. Decoded, it takes forty times as much memory.
-
-    >>> max_head_bytes(1 << 26), max_head_bytes(1 << 16)
-    (4194304, 65536)
-    """
-    return max(max_message_bytes // 16, 1 << 16)
-
-
-def max_brackets(max_message_bytes: int) -> int:
-    """Return the maximum number of lists and dicts in the JSON of a message from a host: each takes microseconds.
-
-    >>> max_brackets(1 << 26), max_brackets(1 << 16)
-    (262144, 32768)
-    """
-    return max(max_message_bytes // 256, 1 << 15)
 
 
 @dataclass(frozen=True)
@@ -54,10 +36,10 @@ class Join:
         capacity: Maximum number of workers.
     """
 
-    versions: Any
+    versions: Any = field(metadata=of({str: str}))
     name: str
     pid: int
-    capacity: int
+    capacity: int = field(metadata=of(between(1)))
 
 
 @dataclass(frozen=True)
@@ -211,7 +193,7 @@ class Gone:
     pid: int
     exit_code: Any = field(metadata=of(int | None))
     signal: Any = field(metadata=of(int | None))
-    refused: str = field(metadata=of(shown))
+    refused: str
 
 
 @dataclass(frozen=True)
@@ -255,15 +237,11 @@ class Answers:
     data: memoryview
 
 
-def _stack(value: Any, where: str) -> str:
-    return shown(value[:MAX_STACK_LENGTH], where)
-
-
 @dataclass(frozen=True)
 class Stack:
     """Host: the Python stack of the worker, or an empty text."""
 
-    text: str = field(metadata=of(_stack))
+    text: str
 
 
 Control = Join | Refuse | Welcome | Start | Signal | SlotPlan | Weights | Goodbye
@@ -287,16 +265,13 @@ def own_versions() -> dict[str, str]:
     }
 
 
-def disagreement(theirs: Any) -> str:
+def disagreement(theirs: Mapping[str, str]) -> str:
     """Describe differences between versions of a host and this process. Returns an empty text if there are none.
 
     >>> disagreement(own_versions() | {"python": "2.7"}).startswith("the host has python 2.7, and the driver has ")
     True
     """
     mine = own_versions()
-    if not isinstance(theirs, dict):
-        return "it must report its versions"
-    said = {name: theirs.get(name) for name in mine}
-    said = {name: version if type(version) is str else "unknown" for name, version in said.items()}
-    differing = [name for name in said if said[name] != mine[name]]
+    said = {name: theirs.get(name, "unknown") for name in mine}
+    differing = [name for name in mine if said[name] != mine[name]]
     return "; ".join(f"the host has {name} {said[name]}, and the driver has {mine[name]}" for name in differing)

@@ -22,11 +22,9 @@ from parenv.placement.base import Ended, Event, Launch, Notifier, Received, Traf
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.process.wake_up import Poller, WakeUps
-from parenv.protocol.forms import harmless
-from parenv.protocol.frames import Sender, to_frames
+from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.remote import host_messages as wire
-from parenv.remote.checks import decode
 from parenv.remote.exchange import Exchange, take_status
 from parenv.remote.host_scheduler import HostScheduler
 from parenv.remote.net.connections import Refusals
@@ -38,11 +36,7 @@ from parenv.transport.waiting import remaining
 
 PROBE_S = 0.5
 LINGER_S = 5.0
-MAX_NAME = 253
 MAX_MESSAGES_AT_ONCE = 64
-MAX_OFFENCES = 3
-"""Number of offences after which the hosts with a key are barred."""
-MAX_REASON = 300
 _log = logging.getLogger("parenv")
 
 
@@ -70,7 +64,6 @@ class HostsPlacement:
         self.are_missing: Callable[[Sequence[Event]], bool] | None = None
         self._provider = provider
         self._listener, self._num_local = listener, placing.num_local
-        self._max_message_bytes = placing.max_message_bytes
         self._exchange = Exchange(placing, weights)
         self._local = LocalPlacement(beside=listener)
         self._scheduler = HostScheduler()
@@ -80,7 +73,6 @@ class HostsPlacement:
         self._events: deque[Event] = deque()
         self._stacks: dict[Sender, str] = {}
         self._refusals = Refusals()
-        self._offences: Counter[str] = Counter()
         self._sent = self._received = 0
         self._next_probe = 0.0
         self._connections_ended = 0
@@ -160,13 +152,11 @@ class HostsPlacement:
             self._events.append(Ended(worker, -1, None, signal.SIGKILL, ""))
 
     def expel(self, worker: Sender, why: str, if_room: bool = False) -> bool:
-        """End the host of a worker with all its workers, because of an offence. Returns whether this was done."""
+        """Drop the host of a worker. Returns whether this was done."""
         host = self._scheduler.host_of(worker)
         if host is None or (if_room and not self._scheduler.could_leave(host)):
             return False
-        key = self._hosts[host].key
-        self._offend("misbehaved", key, f"is expelled: {why}")
-        self._dismiss(host, f"the driver ends this host: {why}", why)
+        self._drop(host, self._hosts[host].key, why)
         return True
 
     def stack(self, worker: Sender) -> str:
@@ -275,67 +265,34 @@ class HostsPlacement:
         return self._pids.pop(worker, -1)
 
     def _hear(self) -> None:
-        # One host that sends without a pause must not keep the main process here.
-        messages, most_bytes = MAX_MESSAGES_AT_ONCE, wire.max_head_bytes(self._max_message_bytes)
-        while messages > 0 and most_bytes >= 0 and (received := self._listener.receive()) is not None:
-            host, name, frames = received
-            messages, most_bytes = messages - 1, most_bytes - len(frames[0])
+        # Hosts that send without a pause must not keep the main process here.
+        for _ in range(MAX_MESSAGES_AT_ONCE):
+            if (received := self._listener.receive()) is None:
+                return
+            host, key, frames = received
             self._received += sum(map(len, frames))
-            # Nothing of a barred host is decoded.
-            if self._offences[name] >= MAX_OFFENCES:
-                barred = f"hosts with this key have sent {MAX_OFFENCES} messages that are not allowed"
-                self._refuse("barred", name, f"cannot join: {barred}")
-                self._dismiss(host, barred, "it sent messages that are not allowed")
-                continue
-            # The first message of a host is short.
-            if host not in self._hosts and len(frames[0]) > wire.max_head_bytes(0):
-                self._refuse("has not joined", name, "sends messages, but has not joined")
-                continue
             try:
-                sender, message = decode(frames, self._max_message_bytes)
-                if host in self._hosts:
-                    self._obey(host, name, sender, message)
-                elif isinstance(message, wire.Join):
-                    self._welcome(host, name, message)
-                else:
-                    self._refuse("has not joined", name, "sends messages, but has not joined")
-            except Exception as error:
-                self._expel(host, name, error)
+                self._obey(host, key, *from_frames(frames, of_host=True))
+            except Exception as error:  # No message of a host may end the run.
+                # As text: a handler that kept the exception would keep this placement.
+                _log.debug("a message of host %s:\n%s", key, "".join(traceback.format_exception(error)))
+                what = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
+                self._drop(host, key, f"it sent a message that is not allowed: {what}")
 
-    def _refuse(self, reason: str, key: str, why: str) -> None:
-        """Count and log a refusal. ``why`` may quote text of the host."""
-        # The text may be long, and may contain characters that control a terminal.
-        shown = harmless(" ".join(why[: 2 * MAX_REASON].split()))[:MAX_REASON]
-        self._refusals.note(reason, key, f"host {key} {shown}")
-
-    def _offend(self, reason: str, key: str, why: str) -> None:
-        """Count and log an offence, see :data:`MAX_OFFENCES`."""
-        self._refuse(reason, key, why)
-        self._offences[key] += 1
-
-    def _expel(self, host: bytes, name: str, error: Exception) -> None:
-        """End a host whose message has raised an exception. No exception may end the run."""
-        why = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
-        if not isinstance(error, ProtocolError):
-            _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
-        self._offend("malformed message", name, f"has sent a message that is not allowed: {why}")
-        self._dismiss(host, f"the driver cannot accept a message: {why}", "it sent a message that is not allowed")
-
-    def _dismiss(self, host: bytes, refusal: str, why: str) -> None:
-        """End a host and its connection, and ignore its further messages."""
-        self._listener.dismiss(host, to_frames(wire.HOST, wire.Refuse(refusal)))
+    def _drop(self, host: bytes, key: str, why: str) -> None:
+        """End a host, its connection and all its workers: it cannot join, breaks the protocol or does not work."""
+        self._refusals.note("dropped", key, f"host {key} is dropped: {why}")
+        self._listener.dismiss(host, to_frames(wire.HOST, wire.Refuse(why)))
         self._lose(host, why)
 
-    def _welcome(self, host: bytes, name: str, join: wire.Join) -> None:
-        roomless = "a host needs room for at least one worker" if join.capacity < 1 else ""
-        if why := wire.disagreement(join.versions) or roomless:
-            self._refuse("version", name, f"cannot join: {why}")
-            self._tell(host, wire.Refuse(why))
+    def _welcome(self, host: bytes, key: str, join: wire.Join) -> None:
+        if why := wire.disagreement(join.versions):
+            self._drop(host, key, why)
             return
         launch = self._launch
         if launch is None or self._closed:
             return
-        self._hosts[host] = _Host(name, f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})")
+        self._hosts[host] = _Host(key, f"host {key!r} (machine {join.name!r}, pid {join.pid})")
         self._tell(host, self._exchange.welcome(launch, len(self._head)))
         if host not in self._hosts:  # The host was gone before the message could be sent.
             return
@@ -343,13 +300,17 @@ class HostsPlacement:
         self._scheduler.join(host, join.capacity)
         self._place()
 
-    def _obey(self, host: bytes, name: str, sender: Sender, message: Any) -> None:
-        if isinstance(message, wire.Heartbeat):
+    def _obey(self, host: bytes, key: str, sender: Sender, message: Any) -> None:
+        if isinstance(message, wire.Join):
+            self._welcome(host, key, message)
+        elif host not in self._hosts:
+            pass  # It was lost, and has left messages.
+        elif isinstance(message, wire.Heartbeat):
             take_status(self._head, {worker.worker for worker in self._scheduler.workers_of(host)}, message)
         elif isinstance(message, wire.Goodbye):
             self._lose(host, "it was told to leave")
         elif self._scheduler.host_of(sender) != host:
-            self._refuse("old generation", name, f"sends messages of {sender}, which it does not have")
+            pass  # The worker has been replaced, or has moved to another host.
         elif isinstance(message, wire.Started):
             self._pids[sender] = message.pid
         elif isinstance(message, wire.Gone):
@@ -359,8 +320,6 @@ class HostsPlacement:
             self._place()
         elif isinstance(message, wire.Stack):
             self._stacks[sender] = message.text
-        elif isinstance(message, wire.HOST_KINDS) and not isinstance(message, wire.Chunks | wire.Answers):
-            raise ProtocolError(f"a host must not send {type(message).__name__}")
         elif (taken := self._exchange.take(self._head, sender, message)) is not None:
             self._events.append(Received(sender, taken))
 

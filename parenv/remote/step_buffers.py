@@ -6,7 +6,6 @@ offset, and uses only its own rows of it. Requests are transferred for all rows,
 
 from __future__ import annotations
 
-import operator
 import select
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ConfigurationError, ProtocolError
-from parenv.memory.kinds import BY_MESSAGE, kind_numbers
 from parenv.memory.layout import Field
 from parenv.memory.maps import StepBufferMap
 from parenv.memory.order import fence
@@ -26,8 +24,6 @@ from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
 from parenv.process.wake_up import WakeUp, WakeUps, WorkerWakeUp
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import SideData
-from parenv.remote.checks import check_side_data
 from parenv.remote.host_messages import CHUNK_BYTES, Answers, Requests, RowPlan
 
 REQUESTED = ("requested", "actions")
@@ -52,11 +48,6 @@ def _columns(step_buffer: StepBufferMap, worker: int, names: Sequence[str]) -> l
     return [[step_buffer.offset + field.offset + first * field.row_bytes, field.row_bytes] for field in fields]
 
 
-def flags_of(step_buffer: StepBufferMap) -> list[int]:
-    """Return the indices of the columns of :data:`ANSWERED` that hold truth values."""
-    return [i for i, field in enumerate(_fields(step_buffer, ANSWERED)) if np.dtype(field.dtype) == bool]
-
-
 def _fields(step_buffer: StepBufferMap, names: Sequence[str]) -> list[Field]:
     fields = (field for field in step_buffer.spec.fields()[0] if field.name[0] in names)
     return sorted(fields, key=lambda field: (names.index(field.name[0]), field.name[1]))
@@ -68,26 +59,24 @@ class WorkerRows:
     Args:
         memory: Memory with the step buffer.
         plan: Location of the rows, from :func:`row_plan`.
-        flags: Indices of the answers that must be 0 or 1.
 
     Attributes:
         plan: Location of the rows.
         row_bytes: Maximum size of one answered row.
     """
 
-    def __init__(self, memory: Any, plan: RowPlan, flags: Sequence[int] = ()) -> None:
+    def __init__(self, memory: Any, plan: RowPlan) -> None:
         def column(offset: int, row_bytes: int) -> Any:
             return np.ndarray((plan.share, row_bytes), np.uint8, memory, offset)
 
         self.plan = plan
-        self._share, self._flags = plan.share, flags
+        self._share = plan.share
         self._requests = [column(*one) for one in plan.requests]
         self._answers = [column(*one) for one in plan.answers]
         self._infos = column(*plan.infos)
-        self._requested, self._finished = (of[0].view("<i8")[:, 0] for of in (self._requests, self._answers))
+        self._finished = self._answers[0].view("<i8")[:, 0]
         self._kinds = self._answers[1].view("<i4")[:, 0]
-        self._fixed_bytes = sum(one.shape[1] for one in self._answers)
-        self.row_bytes = self._fixed_bytes + self._infos.shape[1]
+        self.row_bytes = sum(one.shape[1] for one in (*self._answers, self._infos))
         self._seen = self._finished.copy()
 
     def requests(self) -> memoryview:
@@ -124,32 +113,26 @@ class WorkerRows:
         each = max(1, most_bytes // self.row_bytes)
         return [self._copied(changed[i : i + each], finished) for i in range(0, len(changed), each)]
 
-    def write_answers(self, rows: Any, data: memoryview, kinds: range) -> None:
+    def write_answers(self, rows: Any, data: memoryview) -> None:
         """Write the answers that :meth:`answers` has returned on a host.
 
         Args:
             rows: Row numbers within the worker.
             data: Bytes of the rows.
-            kinds: Numbers that the worker may give to the kinds of its infos.
 
         Raises:
-            ProtocolError: The answers do not fit the requests to these rows. Nothing was written.
+            ProtocolError: A row is not a row of the worker.
+            ValueError: The data do not have the size of these rows.
         """
-        self._check_rows(rows)
+        if min(rows) < 0 or max(rows) >= self._share:
+            raise ProtocolError(f"rows must be numbers from 0 to {self._share - 1}, got {min(rows)} to {max(rows)}")
         n, block = len(rows), np.frombuffer(data, np.uint8)
-        if block.size < n * self._fixed_bytes:
-            raise ProtocolError(f"{n} rows must have at least {n * self._fixed_bytes} bytes, got {block.size}")
         parts, begin = [], 0
         for column in self._answers:
             parts.append(block[begin : begin + n * column.shape[1]].reshape(n, column.shape[1]))
             begin += parts[-1].size
-        with_infos = self._check_parts(np.array(rows), parts, kinds)
-        infos = block[begin:]
-        if infos.size != len(with_infos) * self._infos.shape[1]:
-            raise ProtocolError(
-                f"{len(with_infos)} infos must have {len(with_infos) * self._infos.shape[1]} bytes, got {infos.size}"
-            )
-        self._infos[with_infos] = infos.reshape(len(with_infos), self._infos.shape[1])
+        with_infos = np.array(rows)[parts[1].view("<i4")[:, 0] > 0]
+        self._infos[with_infos] = block[begin:].reshape(len(with_infos), self._infos.shape[1])
         # The columns are written in reverse, so that the numbers of finished requests come last.
         for column, part in zip(self._answers[::-1], parts[::-1], strict=True):
             column[rows] = part
@@ -161,23 +144,6 @@ class WorkerRows:
         parts[0], parts[1] = finished[rows].view(np.uint8), parts[1].copy()
         with_infos = rows[parts[1].view("<i4") > 0]
         return rows.tolist(), np.concatenate([*parts, self._infos[with_infos].reshape(-1)]).data
-
-    def _check_rows(self, rows: Any) -> None:
-        if not 0 < len(rows) <= self._share:
-            raise ProtocolError(f"an answer must have 1 to {self._share} rows, got {len(rows)}")
-        if rows[0] < 0 or rows[-1] >= self._share or any(map(operator.ge, rows, rows[1:])):
-            raise ProtocolError(f"rows must be increasing numbers from 0 to {self._share - 1}")
-
-    def _check_parts(self, rows: Any, parts: Sequence[Any], allowed: range) -> Any:
-        """Check numbers, kinds of infos and truth values. Returns the rows with an info."""
-        finished, kinds = np.frombuffer(parts[0].tobytes(), "<i8"), np.frombuffer(parts[1].tobytes(), "<i4")
-        if (finished > self._requested[rows]).any():
-            raise ProtocolError("answers must belong to requests that were made, got a later number")
-        if unknown := [kind for kind in set(kinds.tolist()) - {0, BY_MESSAGE} if kind not in allowed]:
-            raise ProtocolError(f"infos must be of a kind that the worker has sent, got kind {unknown[0]}")
-        if any((parts[i] > 1).any() for i in self._flags):
-            raise ProtocolError("boolean fields must be 0 or 1, got another value")
-        return rows[kinds > 0]
 
 
 HOSTS = -1
@@ -242,7 +208,6 @@ class StepBuffers:
     def __init__(self, num_local: int, max_message_bytes: int) -> None:
         self._num_local, self._max_message_bytes = num_local, max_message_bytes
         self.used = False
-        self._step_buffer: StepBufferMap | None = None
         self.rows: dict[int, WorkerRows] = {}
 
     def lay_out(self, step_buffer: StepBufferMap) -> None:
@@ -251,9 +216,8 @@ class StepBuffers:
         Raises:
             ConfigurationError: A row is larger than a message may be.
         """
-        self._step_buffer = step_buffer
         for worker in range(self._num_local, len(step_buffer.shares)):
-            rows = WorkerRows(step_buffer.memory, row_plan(step_buffer, worker), flags_of(step_buffer))
+            rows = WorkerRows(step_buffer.memory, row_plan(step_buffer, worker))
             if rows.row_bytes > self._max_message_bytes:
                 raise ConfigurationError(
                     "observation, reward and info of a sub-environment must have at most "
@@ -270,22 +234,10 @@ class StepBuffers:
         """Write answers to the driver's step buffer, as a worker on this machine would.
 
         Raises:
-            ProtocolError: The answers do not fit the requests to this worker. Nothing was written.
+            ProtocolError: A row is not a row of the worker.
         """
-        if worker not in self.rows or self._step_buffer is None:
-            raise ProtocolError(f"worker {worker} has no rows to answer")
-        self.rows[worker].write_answers(answers.rows, answers.data, kind_numbers(worker, len(self._step_buffer.shares)))
+        self.rows[worker].write_answers(answers.rows, answers.data)
         take_status_slot(head, worker, answers.status_slot)
-
-    def check(self, worker: int, side_data: SideData) -> None:
-        """Check side data of a host.
-
-        Raises:
-            ProtocolError: The data are about rows of another worker, or contain an invalid kind of info.
-        """
-        if worker not in self.rows or self._step_buffer is None:
-            raise ProtocolError(f"worker {worker} has no rows")
-        check_side_data(self._step_buffer, worker, side_data)
 
 
 class HostRows:

@@ -334,7 +334,7 @@ class EpisodePartsCollector(SingleAgentCollector):
     def _write_end(self, writer: RolloutWriter, part: Part, place: int, row: int, objects: dict[Any, Any]) -> None:
         record = writer.own["ends", 0][place : place + 1]
         record[:] = part.record
-        # On a host, these are checked to be in the slot.
+        # A record names the row of the slot, not the row of the episode.
         record["step"], record["column"] = divmod(row, self.stepper.num_envs)
         for i, final in enumerate(part.finals):
             if isinstance(final, list):

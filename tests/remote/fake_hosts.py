@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from offences import ACTED, INFO_BYTES, OBSERVED, SHARE, STEP_READY
+from fake_driver import ACTED, INFO_BYTES, OBSERVED, SHARE, STEP_READY
 
 from parenv.memory.spaces import leaves
 from parenv.memory.status_slot import STATUS_SLOT_BYTES

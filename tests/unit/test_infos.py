@@ -59,7 +59,7 @@ class Wire:
             if info and not writer.write(env_id, info):
                 self.by_message[env_id] = copy.deepcopy(info)
             for number, kind in writer.new:
-                assert is_kind(unpack(*pack(kind)), INFO_BYTES)
+                assert is_kind(unpack(*pack(kind)))
                 self.reader.learn(number, kind)
             writer.new = []
 

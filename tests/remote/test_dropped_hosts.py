@@ -1,17 +1,14 @@
-"""Check that runs continue, or end with an error that names the reason, when hosts with a valid key misbehave.
-
-``offences.py`` has the table of all offences, and ``test_offences.py`` checks the reaction to each of them.
-"""
+"""Check that runs continue without a host that cannot join, breaks the protocol or does not do its work."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import pickle
+import re
 import signal
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,23 +21,27 @@ import numpy as np
 import pytest
 from audits import until
 from envs import ledgers
-from fake_hosts import LATE_S, FakeHost, Misbehaviour, SteppingHost
-from gymnasium import spaces
-from inside import workers_of
-from offences import (
+from fake_driver import (
+    BAD,
     COMMIT,
-    ESCAPE,
+    FAILURE,
+    GOOD,
     KINDS_AT,
-    OFFENCES,
     READY,
     REWARDS_AT,
     SHARE,
+    WORKER,
+    Run,
     frames,
     kinds,
+    part,
     versions,
     whole_rollout,
     with_bytes,
 )
+from fake_hosts import LATE_S, FakeHost, Misbehaviour, SteppingHost
+from gymnasium import spaces
+from inside import workers_of
 from policies import zeros
 
 from parenv import (
@@ -55,17 +56,168 @@ from parenv import (
 from parenv.errors import ProtocolError
 from parenv.memory.spaces import describe
 from parenv.memory.status_slot import code
+from parenv.placement.base import Ended, Received
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
-from parenv.protocol.messages import Credit, Failure
+from parenv.protocol.messages import Credit, Logged, Reply
 from parenv.remote import placement
-from parenv.remote.checks import decode
-from parenv.remote.host_messages import HOST, Gone, Goodbye, Heartbeat, Refuse, Signal, Stack, Start, Started, Welcome
+from parenv.remote.host_messages import (
+    HOST,
+    Answers,
+    Gone,
+    Goodbye,
+    Heartbeat,
+    Refuse,
+    Signal,
+    Stack,
+    Start,
+    Started,
+    Welcome,
+)
 from parenv.remote.net.curve import HostListener
 from parenv.remote.net.host_keys import AllowList, read_driver_keys, read_host_keys
 from parenv.supervision import watch
 from parenv.testing import check_ledger
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING, logger="parenv")
+    return caplog
+
+
+UNREADABLE = {
+    "nothing": "shorter than its header",
+    "garbage": "does not begin with parenv's magic number",
+    "a pickle": "does not begin with parenv's magic number",
+    "a pickle behind a header": "malformed data in a message",
+    "another protocol": "has protocol version 99, but this process uses",
+    "an unknown kind": "unknown kind of message: 255",
+}
+IN_A_POOL: dict[str, tuple[list[Any], str]] = {
+    **{what: ([frames(what)], why) for what, why in UNREADABLE.items()},
+    "no credit": ([part(b"\xff", 64, sequence=17)], "worker 1 has no credit 17"),
+    "a piece that does not fit": ([part(b"\xff", 64, offset=1 << 30)], "within its slot, got 64 bytes at offset"),
+    "a rollout twice": ([whole_rollout(0), COMMIT, COMMIT], "worker 1 has no credit 0"),
+    "an incomplete rollout": ([part(b"\0", 64), COMMIT], "the rollout of credit 0 .* bytes, got 64"),
+    "too many ends": ([part(b"\x7f", 512), COMMIT], "the rollout of credit 0 .* bytes, got"),
+    "a field without its form": ([replace(FAILURE, kind=[1, 2])], "Failure.kind must be str, got int"),
+    "log records": ([Logged([], 0)], "a host must not send log records"),
+    "a heartbeat of no slots": ([Heartbeat([1], b"")], "a heartbeat must have a status slot"),
+}
+IN_A_VECTOR_ENV: dict[str, tuple[Callable[[Answers], Answers], str]] = {
+    "a row that is not there": (lambda good: replace(good, rows=[0, SHARE]), "rows must be numbers from 0 to 1"),
+    "a row before the first": (lambda good: replace(good, rows=[-1, 0]), "rows must be numbers from 0 to 1"),
+    "a byte too few": (lambda good: replace(good, data=good.data[:-1]), "ValueError: cannot reshape"),
+    "a byte too many": (lambda good: with_bytes(good, 0, b"", b"x"), "ValueError: cannot reshape"),
+    "an info that is left out": (lambda good: with_bytes(good, KINDS_AT, kinds(2, 0)), "ValueError: cannot reshape"),
+}
+
+
+def is_dropped(run: Run, why: str, log: pytest.LogCaptureFixture) -> None:
+    """Check that the bad host was dropped once, with its worker, and that the good host stays."""
+    assert run.refused == {"dropped": 1}
+    (logged,) = (text for text in log.messages if "Further ones like it are only counted" in text)
+    assert re.search(rf"host host5 is dropped: it sent a message that is not allowed: .*{why}", logged)
+    assert run.listener.ended == [BAD]
+    (refusal,) = run.told(Refuse)
+    assert re.search(why, refusal.reason)
+    ended = run.events[-1]
+    assert isinstance(ended, Ended)
+    assert (ended.sender, ended.signal) == (WORKER, None)
+    assert re.search(
+        rf"host 'host5' \(.*, pid 1\) is gone: it sent a message that is not allowed: .*{why}", ended.lost_host
+    )
+    run.hear(Heartbeat([], b""), host=GOOD)
+    assert run.refused == {"dropped": 1}
+
+
+@pytest.mark.parametrize("what", IN_A_POOL)
+def test_a_host_of_a_pool_that_breaks_the_protocol_is_dropped(what: str, log: pytest.LogCaptureFixture) -> None:
+    messages, why = IN_A_POOL[what]
+    with Run().reach("credits") as run:
+        for message in messages:
+            run.hear(message, WORKER)
+        is_dropped(run, why, log)
+
+
+@pytest.mark.parametrize("what", IN_A_VECTOR_ENV)
+def test_a_host_of_a_vector_env_that_breaks_the_protocol_is_dropped(what: str, log: pytest.LogCaptureFixture) -> None:
+    change, why = IN_A_VECTOR_ENV[what]
+    with Run(steps=True).reach("asked") as run:
+        before = run.step_buffer.rewards.copy()
+        run.hear(change(run.answers()), WORKER)
+        is_dropped(run, why, log)
+        assert (run.step_buffer.rewards == before).all()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, RecursionError, MemoryError])
+def test_a_host_whose_message_raises_any_exception_is_dropped(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(*message: Any) -> None:
+        raise error
+
+    with Run().reach("started") as run:
+        monkeypatch.setattr(run.placement._exchange, "take", take)
+        run.hear(READY, WORKER)
+        (refusal,) = run.told(Refuse)
+        assert error.__name__ in refusal.reason
+        assert (run.refused, run.listener.ended) == ({"dropped": 1}, [BAD])
+
+
+def test_every_message_that_is_not_refused_is_passed_on() -> None:
+    with Run().reach("credits") as run:
+        run.events.clear()
+        run.hear(whole_rollout(0), WORKER)
+        run.hear(COMMIT, WORKER)
+        assert run.events == [Received(WORKER, COMMIT)]
+    with Run(steps=True).reach("asked") as run:
+        run.hear(run.answers(), WORKER)
+        assert run.step_buffer.rewards.tolist() == [0.0, 0.0, 666.0, 666.0]
+        assert run.refused == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (versions(python="2.7"), "the host has python 2.7, and the driver has"),
+        (versions(cloudpickle="0.1"), "the host has cloudpickle 0.1, and"),
+        (versions(parenv="9.9"), "the host has parenv 9.9, and"),
+        ({}, "the host has protocol unknown, and"),
+    ],
+    ids=str,
+)
+def test_an_incompatible_host_is_refused_with_a_reason(changed: Any, why: str, log: pytest.LogCaptureFixture) -> None:
+    with Run() as run:
+        run.join(versions=changed)
+        (refusal,) = run.told(Refuse)
+        assert refusal.reason.startswith(why)
+        assert f"host host5 is dropped: {why}" in log.text
+        assert not run.told(Welcome)
+        assert (run.refused, len(run.placement._hosts)) == ({"dropped": 1}, 0)
+
+
+@pytest.mark.parametrize(("stage", "about"), [("", WORKER), ("credits", (0, 0)), ("credits", (1, 7))], ids=str)
+def test_messages_that_come_too_late_are_ignored(stage: str, about: tuple[int, int]) -> None:
+    # A host that was lost may have left messages, and a worker that was replaced too.
+    with Run().reach(stage) as run:
+        run.events.clear()
+        before = run.written
+        for message in (FAILURE, Gone(1, 0, None, ""), COMMIT, part(b"\xff", 512), Started(1), READY, Reply(1, b"")):
+            run.hear(message, about)
+        assert (run.events, run.written, run.refused, run.told(Refuse)) == ([], before, {}, [])
+
+
+def test_a_heartbeat_is_about_workers_of_its_own_host_only() -> None:
+    with Run().reach("credits") as run:
+        before = run.written
+        run.hear(Heartbeat([0, 7, -1], b"\xff" * 96))
+        assert run.written == before
+        run.hear(Heartbeat([0, 1], b"\xff" * 64))
+        # The status slot of worker 1, and the two flags that make the main process read the status slots.
+        assert sum(one != other for one, other in zip(run.written, before, strict=True)) == 32 + 2
 
 
 @pytest.fixture
@@ -135,41 +287,6 @@ def driven(
         driver.join(LATE_S)
 
 
-OVER_THE_NETWORK = [
-    "rollout: incomplete", "failure: kind: numbers", "unreadable: a pickle behind a header", "ready: extras: pointers",
-    "commit: report", "rollout: the second rollout first", "speaks for an old generation", "rollout: too much",
-]  # fmt: skip
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("what", OVER_THE_NETWORK)
-def test_a_pool_continues_without_the_host_that_offends(hosts: Any, fake: FakeHost, what: str) -> None:
-    # The fake host has the only worker, and behaves like an honest host up to the offence.
-    offence = OFFENCES[what]
-    with driven(hosts) as seen:
-        fake.join()
-        worker, _ = fake.hear(Start)
-        assert worker == Sender(0, 0)
-        fake.say(Started(1), worker)
-        if offence.stage == "credits":
-            fake.say(READY, worker)
-            for _ in range(2):
-                _, credit = fake.hear(Credit)
-            assert credit.sequence == 1
-        for message, about in offence.says(None):  # type: ignore[arg-type]
-            fake.say(message, worker if about == (1, 0) else (0, 7))
-        if offence.ends:
-            fake.hear(Refuse)
-        else:
-            fake.say(Goodbye())
-        hosts.start(1)
-    *rollouts, statistics = seen
-    expected: dict[int, tuple[int, ...]] = {}
-    assert sum(check_ledger(rollout, expected) for rollout in rollouts) == 80
-    assert statistics.worker_restarts == (offence.stage == "credits")
-    assert statistics.refused_connections == {offence.reason: offence.count}
-
-
 @pytest.mark.more
 def test_a_host_that_disconnects_during_the_handshake_has_not_offended(
     hosts: Any, monkeypatch: pytest.MonkeyPatch
@@ -214,24 +331,13 @@ def test_nothing_is_unpickled_and_other_hosts_continue(hosts: Any, tmp_path: Pat
             take(pool, expected, until=lambda: pool.statistics().hosts == 2)
             fake.hear(Welcome)
             fake.say(said)
-            take(pool, expected, until=lambda count=count: refused(pool, "malformed message")() == count)
+            take(pool, expected, until=lambda count=count: refused(pool, "dropped")() == count)
             take(pool, expected, until=lambda: pool.statistics().hosts == 1)
             fake.hear(Refuse)
             fake.close()
         assert not (tmp_path / "canary").exists()
         assert pool.statistics().worker_restarts == 0
         assert len(expected) == 4
-
-
-@pytest.mark.more
-def test_a_host_of_another_version_is_refused_with_a_reason(hosts: Any, fake: FakeHost) -> None:
-    with serving(hosts) as pool:
-        fake.join(versions=versions(python="2.7"))
-        take(pool, {}, until=lambda: refused(pool, "version")() == 1)
-        _, refusal = fake.hear(Refuse)
-        assert refusal.reason == f"the host has python 2.7, and the driver has {versions()['python']}"
-        assert not [message for _, message in fake.heard if isinstance(message, Welcome)]
-        assert pool.statistics().hosts == 1
 
 
 @pytest.mark.more
@@ -248,12 +354,12 @@ def test_a_host_that_does_not_kill_its_worker_is_expelled_and_the_run_continues(
         fake.hear(Signal)
         fake.say(Stack("none"), worker)
         assert fake.hear(Signal)[1].signum == signal.SIGKILL
-        assert fake.hear(Refuse)[1].reason == "the driver ends this host: it did not kill worker 0"
+        assert fake.hear(Refuse)[1].reason == "it did not kill worker 0"
         hosts.start(1)
     *rollouts, statistics = seen
     assert len(rollouts) == 10
     assert statistics.worker_restarts == 1
-    assert statistics.refused_connections == {"misbehaved": 1}
+    assert statistics.refused_connections == {"dropped": 1}
 
 
 @pytest.mark.more
@@ -267,10 +373,10 @@ def test_a_host_that_has_other_sub_environments_than_most_is_expelled_and_the_ru
         hosts.start(3)
         fake.say(replace(READY, **wrong), worker)
         _, refusal = fake.hear(Refuse)
-        assert refusal.reason.startswith("the driver ends this host: its sub-environments differ in spaces or")
+        assert refusal.reason.startswith("its sub-environments differ in spaces or")
     *rollouts, statistics = seen
     assert {int(rollout.worker) for rollout in rollouts} <= {0, 1, 2}
-    assert statistics.refused_connections == {"misbehaved": 1}
+    assert statistics.refused_connections == {"dropped": 1}
 
 
 @pytest.mark.more
@@ -291,52 +397,34 @@ def test_a_host_on_which_a_restarted_worker_has_other_spaces_is_expelled_and_the
         worker, _ = other.hear(Start)
         other.say(replace(READY, spaces=[READY.spaces[1]] * 2), worker)
         _, refusal = other.hear(Refuse)
-        assert refusal.reason == "the driver ends this host: worker 0 has other spaces there than before"
+        assert refusal.reason == "worker 0 has other spaces there than before"
     other.close()
     *rollouts, statistics = seen
     assert len(rollouts) == 10
     assert statistics.worker_restarts == 2
-    assert statistics.refused_connections == {"misbehaved": 1}
+    assert statistics.refused_connections == {"dropped": 1}
 
 
 @pytest.mark.more
-def test_control_characters_from_a_host_are_escaped(
-    hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture
-) -> None:
-    raised: list[BaseException] = []
-    with caplog.at_level(logging.INFO, logger="parenv"), driven(hosts, raised):
-        fake.join(name=ESCAPE)
-        worker, _ = fake.hear(Start)
-        fake.say(READY, worker)
-        fake.hear(Credit)
-        for message in (whole_rollout(0), replace(COMMIT, replaced=[[0, ESCAPE, ESCAPE, ESCAPE]])):
-            fake.say(message, worker)
-        fake.say(Failure(-1, 0, 0, ESCAPE, ["builtins", f"Value{ESCAPE}"], ESCAPE, ESCAPE, {"a": ESCAPE}), worker)
-    shown = "".join(traceback.format_exception(raised[0])) + caplog.text
-    assert shown.count("\\x1b]0;pwned\\x07") >= 4
-    assert "\x1b" not in shown
-
-
-@pytest.mark.more
-def test_the_connection_of_an_offender_ends_and_nothing_more_of_it_is_read(
+def test_the_connection_of_a_dropped_host_ends_and_nothing_more_of_it_is_read(
     hosts: Any, fake: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[bytes] = []
 
-    def noted(frames: Any, limit: int) -> Any:
+    def noted(frames: Any, of_host: bool) -> Any:
         read.append(bytes(frames[0][:4]))
-        return decode(frames, limit)
+        return from_frames(frames, of_host)
 
     with serving(hosts) as pool:
         expected: dict[int, tuple[int, ...]] = {}
         fake.join()
         take(pool, expected, until=lambda: pool.statistics().hosts == 2)
-        monkeypatch.setattr(placement, "decode", noted)
+        monkeypatch.setattr(placement, "from_frames", noted)
         for _ in range(5):
             fake.say([b"\x00" * 40])
         take(pool, expected, until=lambda: fake.is_lost)
         assert read.count(bytes(4)) == 1
-        assert pool.statistics().refused_connections == {"malformed message": 1}
+        assert pool.statistics().refused_connections == {"dropped": 1}
         assert (pool.statistics().hosts, pool.statistics().worker_restarts) == (1, 0)
 
 
@@ -366,8 +454,8 @@ def test_refusals_are_logged_without_keys(hosts: Any, fake: FakeHost, caplog: py
         keys = read_host_keys(hosts.keys / "host5.key")
         with caplog.at_level(logging.DEBUG, logger="parenv"):
             fake.say(frames("garbage"))
-            take(pool, {}, until=lambda: refused(pool, "malformed message")() == 1)
-        assert "host5 has sent a message that is not allowed" in caplog.text
+            take(pool, {}, until=lambda: refused(pool, "dropped")() == 1)
+        assert "host5 is dropped: it sent a message that is not allowed" in caplog.text
         for key in (keys.public, keys.secret, keys.driver_public):
             assert key.decode() not in caplog.text
 
@@ -417,16 +505,13 @@ def step(envs: ParallelVectorEnv) -> Any:
     return envs.step(np.zeros(envs.num_envs, np.int64))
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("what", ["answers: neither true nor false", "side data: an info of another worker's row"])
-def test_a_step_raises_when_a_host_offends_and_nothing_is_written(hosts: Any, stepping: Any, what: str) -> None:
+def test_a_step_raises_when_a_host_is_dropped_and_nothing_is_written(hosts: Any, stepping: Any) -> None:
     before: list[bytes] = []
 
     def misbehave(host: SteppingHost, sender: Sender, good: Any) -> None:
         if sender.worker == 1:
             before.extend(answered(envs))
-            for message, about in OFFENCES[what].says(Answered(good)):  # type: ignore[arg-type]
-                host.say(message, about)
+            host.say(replace(good, rows=[0, SHARE]), sender)
 
     stepping(2, misbehave)
     envs = make_envs(hosts, 2)
@@ -434,15 +519,8 @@ def test_a_step_raises_when_a_host_offends_and_nothing_is_written(hosts: Any, st
         envs.reset()
         with pytest.raises(HostLostError, match="it sent a message that is not allowed"):
             step(envs)
-        assert refused_by(envs) == {"malformed message": 1}
+        assert refused_by(envs) == {"dropped": 1}
         assert answered(envs) == before
-
-
-class Answered:
-    """Replacement for :class:`offences.Run` with given honest answers."""
-
-    def __init__(self, good: Any) -> None:
-        self.answers = lambda: good
 
 
 @pytest.mark.more
@@ -474,7 +552,7 @@ def test_messages_that_a_host_counts_and_never_sends_are_awaited_for_one_step(ho
 
 
 @pytest.mark.more
-def test_answers_of_a_generation_that_is_gone_are_dropped_and_counted(hosts: Any, stepping: Any) -> None:
+def test_answers_of_a_generation_that_is_gone_are_ignored(hosts: Any, stepping: Any) -> None:
     def misbehave(host: SteppingHost, sender: Sender, good: Any) -> None:
         if sender.generation == 0:
             host.say(Gone(77, 3, None, ""), sender)
@@ -492,10 +570,7 @@ def test_answers_of_a_generation_that_is_gone_are_dropped_and_counted(hosts: Any
         assert truncated.all()
         assert infos["worker_restarted"].all()
         assert step(envs)[1].tolist() == [666.0, 666.0]
-        deadline = time.monotonic() + 120.0
-        while refused_by(envs) != {"old generation": 2}:
-            assert time.monotonic() < deadline
-            envs._session.backend.listen(0.1)
+        assert refused_by(envs) == {}
         assert envs._session._step_buffer.rewards.tolist() == [666.0, 666.0]
 
 
@@ -518,17 +593,11 @@ class Flood:
         assert self.received < 10_000, "the main process does not stop to receive"
         return b"host", "host5", self.frames
 
-    def dismiss(self, host: bytes, frames: Any) -> None:
-        """Do nothing: the host sends on."""
 
-
-@pytest.mark.parametrize("size", [0, 1 << 20], ids=["short", "long"])
-def test_a_host_that_sends_without_a_pause_does_not_keep_the_main_process(size: int) -> None:
-    flood: Any = Flood(to_frames(HOST, Goodbye()) if not size else [bytes(size)])
+def test_hosts_that_send_without_a_pause_do_not_keep_the_main_process() -> None:
+    flood: Any = Flood(to_frames(HOST, Goodbye()))
     placing = RemotePlacement("tcp://127.0.0.1:1", key="driver.key", hosts="hosts.pub")
     hosts = placement.HostsPlacement(flood, placing, None, None)
     for turn in range(1, 4):
         assert hosts.wait(0.0) == []
-        assert flood.received <= turn * placement.MAX_MESSAGES_AT_ONCE
-        if not size:
-            assert flood.received == turn * placement.MAX_MESSAGES_AT_ONCE
+        assert flood.received == turn * placement.MAX_MESSAGES_AT_ONCE
