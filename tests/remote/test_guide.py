@@ -42,8 +42,13 @@ def run(tmp_path: Path) -> Iterator[Any]:
         return started[-1]
 
     def driver() -> str:
-        block = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)[0]
-        (tmp_path / "driver.py").write_text(block.replace("10.0.0.1:5555", address))
+        of_ray, _, of_hosts = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+        (made,) = re.findall(r"^placement = .*\n", of_hosts, re.MULTILINE)
+        program = re.sub(r"^placement = .*\n", made, of_ray, flags=re.MULTILINE)
+        changes = {"RayPlacement": "RemotePlacement", "num_envs=64": "num_envs=64, num_workers=4"}
+        for old, new in (changes | {"10.0.0.1:5555": address}).items():
+            program = program.replace(old, new)
+        (tmp_path / "driver.py").write_text(program)
         shown, _ = start([sys.executable, "driver.py"]).communicate(timeout=SECONDS)
         return shown
 
