@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -31,17 +32,18 @@ UNKNOWN: Interval = (math.nan, math.nan)
 class EpisodeFigures:
     """Figures of evaluated episodes. Lost episodes are counted in ``failures`` only.
 
+    The intervals of returns are computed when they are read.
+
     Args:
         episodes: Number of episodes that were not lost.
         mean_return: Mean return. For several tasks, the mean of the tasks' means.
-        mean_interval: Interval of the mean return with 95 % confidence, by Student's t distribution.
         iqm_return: Interquartile mean: mean return without the lowest and the highest quarter of the episodes.
-        iqm_interval: Interval of the interquartile mean, by a bootstrap that is stratified by task.
         success_rate: Share of successes. NaN if no episode reports success.
         success_interval: Wilson's interval of the success rate.
         mean_length: Mean number of env steps.
         failures: Number of lost episodes by reason.
         seconds: Sum of the seconds of all episodes.
+        samples: Returns of the episodes of each task, float64 ``[n]`` each.
 
     >>> from parenv import EpisodeStatistics
     >>> episodes = EpisodeStatistics.of([1.0, 2.0, 9.0], lengths=[1, 2, 9], seconds=[0.1] * 3, env_ids=[0, 1, 2])
@@ -51,14 +53,23 @@ class EpisodeFigures:
 
     episodes: int
     mean_return: float
-    mean_interval: Interval
     iqm_return: float
-    iqm_interval: Interval
     success_rate: float
     success_interval: Interval
     mean_length: float
     failures: Mapping[str, int]
     seconds: float
+    samples: Samples = field(repr=False, compare=False)
+
+    @cached_property
+    def mean_interval(self) -> Interval:
+        """Interval of the mean return with 95 % confidence, by Student's t distribution."""
+        return mean_interval(self.samples, self.mean_return)
+
+    @cached_property
+    def iqm_interval(self) -> Interval:
+        """Interval of the interquartile mean, by a bootstrap that is stratified by task."""
+        return bootstrap_interval(self.samples, interquartile_mean)
 
     @classmethod
     def of_strata(cls, strata: Sequence[EpisodeStatistics], successes: Sequence[bool] = (), **more: Any) -> Self:
@@ -73,18 +84,16 @@ class EpisodeFigures:
         samples = [one.returns[kept] for one, kept in zip(strata, finished, strict=True) if kept.any()]
         lengths = [length for one, kept in zip(strata, finished, strict=True) for length in one.lengths[kept].tolist()]
         lost = [why for one, kept in zip(strata, finished, strict=True) for why in one.ended_by[~kept].tolist()]
-        mean, mean_interval = mean_of_means(samples)
         return cls(
             episodes=len(lengths),
-            mean_return=mean,
-            mean_interval=mean_interval,
+            mean_return=float(np.mean([sample.mean() for sample in samples])) if samples else math.nan,
             iqm_return=float(interquartile_mean(*samples)) if samples else math.nan,
-            iqm_interval=bootstrap_interval(samples, interquartile_mean),
             success_rate=float(np.mean(successes)) if successes else math.nan,
             success_interval=wilson_interval(sum(successes), len(successes)),
             mean_length=float(np.mean(lengths)) if lengths else math.nan,
             failures=dict(Counter(lost)),
             seconds=sum(seconds for one in strata for seconds in one.seconds.tolist()),
+            samples=samples,
             **more,
         )
 
@@ -101,23 +110,20 @@ class EpisodeFigures:
         }
 
 
-def mean_of_means(samples: Samples) -> tuple[float, Interval]:
-    """Return the mean of the samples' means, and its interval by Student's t distribution.
+def mean_interval(samples: Samples, mean: float) -> Interval:
+    """Return the interval of the mean of the samples' means, by Student's t distribution.
 
-    The degrees of freedom of several samples are those of Welch and Satterthwaite.
+    The degrees of freedom of several samples are the ones of Welch and Satterthwaite.
     """
-    if not samples:
-        return math.nan, UNKNOWN
-    mean = float(np.mean([sample.mean() for sample in samples]))
-    if any(len(sample) < 2 for sample in samples):
-        return mean, UNKNOWN
+    if not samples or any(len(sample) < 2 for sample in samples):
+        return UNKNOWN
     parts = np.array([sample.var(ddof=1) / len(sample) for sample in samples]) / len(samples) ** 2
     variance = float(parts.sum())
     if not variance:
-        return mean, (mean, mean)
+        return mean, mean
     freedom = variance**2 / float(sum(part**2 / (len(sample) - 1) for part, sample in zip(parts, samples, strict=True)))
     half = student_t((1 + CONFIDENCE) / 2, freedom) * math.sqrt(variance)
-    return mean, (mean - half, mean + half)
+    return mean - half, mean + half
 
 
 def student_t(probability: float, freedom: float) -> float:

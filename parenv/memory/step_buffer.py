@@ -1,7 +1,7 @@
 """The step buffer: shared arrays for one step of a vector env, with one row per sub-environment.
 
-The main process writes actions and the numbers of requests, and wakes the workers. Each worker serves those of its rows
-whose number has a kind and is not finished. It writes the results, and then the number of the finished request.
+The main process writes actions and the numbers of requests, and wakes the workers. Each worker serves each of its rows
+if the number has a kind and is not finished. It writes the results, and then the number of the finished request.
 """
 
 from __future__ import annotations

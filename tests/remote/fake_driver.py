@@ -164,7 +164,7 @@ class Run:
             observed, acted = (leaves_as_data(leaves(space)) for space in BY_NAME.values())
             self.placement.send(WORKER, Rows(self.head_bytes, 2 * SHARE, observed, acted, INFO_BYTES))
             self.step_buffer.requested[:] = 1
-            self.wake_ups[1].notify(1)
+            self.wake_ups[1].notify()
         return self
 
     def answers(self) -> Answers:

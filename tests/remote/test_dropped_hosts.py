@@ -82,9 +82,10 @@ pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 @pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.WARNING, logger="parenv")
-    return caplog
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    # set_level() would be undone after the level of the other fixture, and so set that one for all later tests.
+    with caplog.at_level(logging.WARNING, logger="parenv"):
+        yield caplog
 
 
 UNREADABLE = {

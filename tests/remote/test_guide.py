@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SECTION = (ROOT / "docs" / "guides" / "several-machines.md").read_text()
 TEXT = re.sub(r"```.*?```", "", SECTION, flags=re.DOTALL)
 SSH = '#!/bin/sh\nshift\nexec "$@"\n'
-SECONDS = 50.0
+SECONDS = 120.0
 
 
 @pytest.fixture
