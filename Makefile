@@ -36,7 +36,7 @@ soak: .venv/dev
 lint: .venv/dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/vermin --target=3.8- --no-tips parenv/interpreter/stepper.py
+	.venv/bin/vermin --target=3.6- --no-tips parenv/process/served_envs.py
 	.venv/bin/python tests/prose.py parenv README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs examples benchmarks
 
 types: .venv/dev

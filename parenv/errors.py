@@ -368,6 +368,12 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return kept
 
 
+def trace_elsewhere(error: BaseException) -> str:
+    """Return the traceback of an exception that was raised in another interpreter of this worker, or an empty text."""
+    cause = error.__cause__
+    return cause.remote_traceback if isinstance(cause, SubEnvironmentError) and cause.worker < 0 else ""
+
+
 def shorten(error: BaseException) -> None:
     """Shorten the traceback of an exception, unless it may be a bug of this package.
 

@@ -141,11 +141,10 @@ class WorkerOptions:
             the same. Without such seeds, the first reset of the new environment gets a seed that follows from the first
             seed of the sub-environment and the number of its episodes. Attributes that ``set_attr`` has set are set
             again. Default: ``None``, never.
-        python: Another Python interpreter (3.8 or later, with numpy) for processes that step environments: its path, or
-            a command with its arguments, such as that of a container. ``"{sockets}"`` in the command becomes a
-            folder that the process must see under the same path. Environments must be named by
-            :func:`parenv.entry_point` or an env id. A pool needs ``step_workers``, because the policy acts in this
-            interpreter. Default: ``None``, this interpreter.
+        python: Another Python interpreter (3.6 or later) in which sub-environments live: its path, or a command with
+            its arguments, such as that of a container. Each worker starts one such process, or one for each of its
+            ``step_threads``. Environments must be named by :func:`parenv.entry_point` or an env id. Default: ``None``,
+            the interpreter of the worker.
 
     >>> options = WorkerOptions(threads=2, step_timeout_s=30.0, on_env_error="restart_env", preload=("numpy.linalg",))
     >>> options.reset_timeout_s
@@ -215,12 +214,6 @@ class WorkerOptions:
                 f"WorkerOptions.python must be the path of an interpreter or a tuple, got {python!r}. Pass a command "
                 "as a tuple of its words."
             )
-        for name in ("setup_fn", "cleanup_fn", "preload", "start_method", "step_threads", "recycle_episodes"):
-            if getattr(self, name) != getattr(WorkerOptions, name):
-                raise ConfigurationError(
-                    f"WorkerOptions.{name} cannot be combined with python=..., because that interpreter need not have "
-                    "parenv. Leave it out."
-                )
 
     @property
     def devices(self) -> tuple[str, ...]:

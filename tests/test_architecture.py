@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
@@ -15,7 +16,7 @@ LAYERS = [
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},
-    {"remote", "interpreter"},
+    {"remote"},
     {"supervision"},
     {"pool", "vector", "population"},
     {"records", "advice"},
@@ -101,7 +102,7 @@ def test_operating_system_modules_are_imported_only_by_allowed_packages() -> Non
             # of the main process, without which its managers do not answer them.
             "multiprocessing": path == PACKAGE / "vector" / "vector_session.py" or package == "process",
             "subprocess": package == "process",
-            "socket": package in {"process", "transport", "interpreter"} or "net" in path.parts,
+            "socket": package in {"process", "transport"} or "net" in path.parts,
             "threading": package not in PURE_PACKAGES,
             "selectors": package not in PURE_PACKAGES,
             "signal": package not in PURE_PACKAGES - {"errors"},
@@ -123,6 +124,11 @@ def test_remote_is_imported_only_through_its_entry_point() -> None:
         found = {name for name in imports(path) if name.startswith("parenv.remote")}
         assert found == ({"parenv.remote.placement"} if path == entry_point else set()), path
     assert not any(name.startswith("parenv.remote") for name in imports(entry_point, at_top_only=True))
+
+
+def test_what_runs_in_other_interpreters_imports_only_the_standard_library_and_numpy() -> None:
+    names = {name.split(".")[0] for name in imports(PACKAGE / "process" / "served_envs.py")}
+    assert names - sys.stdlib_module_names == {"numpy"}
 
 
 def test_local_runs_do_not_import_remote() -> None:
@@ -180,11 +186,11 @@ def test_adapters_do_not_use_the_session_of_a_pool_or_vector_env() -> None:
 
 
 def test_only_workers_unpickle() -> None:
-    # Copies of policies, and calls to other interpreters, are pickled by the same process that unpickles them.
-    allowed = {"worker", "policy/copies.py", "interpreter/placement.py"}
+    # Copies of policies are pickled by the same process that unpickles them.
+    allowed = {"worker", "policy/copies.py"}
     for path in MODULES:
         where = str(path.relative_to(PACKAGE))
-        if "loads(" in path.read_text().replace("json.loads(", ""):
+        if "loads(" in path.read_text().replace("json.loads(", "").replace("marshal.loads(", ""):
             assert package_of(path) in allowed or where in allowed, f"{where} unpickles"
 
 
@@ -236,12 +242,6 @@ def is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
     return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
-NAMED_TWICE_ON_PURPOSE = {
-    "NotDataError": "interpreter/stepper.py runs without parenv, and has a copy of this error",
-}
-"""Exported classes whose name another class has, and the reason."""
-
-
 def test_no_other_class_has_the_name_of_an_exported_class() -> None:
     exported = {name for path in MODULES for name in exports(path)}
     places: dict[str, list[str]] = {}
@@ -250,7 +250,7 @@ def test_no_other_class_has_the_name_of_an_exported_class() -> None:
             if isinstance(node, ast.ClassDef) and node.name in exported:
                 places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert len(places) > 60
-    assert {name for name, files in places.items() if len(files) > 1} == NAMED_TWICE_ON_PURPOSE.keys(), places
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 def exports(path: Path) -> Iterator[str]:

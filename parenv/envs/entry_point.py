@@ -15,8 +15,10 @@ from typing import Any
 
 import gymnasium as gym
 
-from parenv.envs.factories import Factories
+from parenv.envs.elsewhere import EnvElsewhere, OtherPlace
+from parenv.envs.factories import Factories, as_factories
 from parenv.errors import ConfigurationError, NotDataError
+from parenv.options import WorkerOptions
 from parenv.protocol.data import pack
 
 _IDENTIFIERS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -92,12 +94,41 @@ def entry_point(name: str, /, **kwargs: Any) -> EntryPoint:
     return made
 
 
-def as_named_factories(env_fn: Any) -> Factories:
-    """Make factories that another interpreter can find, from an entry point, an env id, or a sequence of those.
+@dataclass(frozen=True)
+class FactoryElsewhere:
+    """A factory of environments in another interpreter.
+
+    Args:
+        entry: Entry point there.
+        place: Interpreter.
+    """
+
+    entry: EntryPoint
+    place: OtherPlace
+
+    def __call__(self) -> EnvElsewhere:
+        """Make an environment."""
+        return self.place.make(self.entry.name, self.entry.arguments)
+
+
+def factories_of(env_fn: Any, options: WorkerOptions | None, is_local: bool = True) -> Factories:
+    """Make factories of environments in this interpreter, or in the one of ``WorkerOptions.python``.
+
+    Args:
+        env_fn: Factories; for another interpreter an entry point, an env id, or a sequence of those.
+        options: Options of the workers.
+        is_local: Whether the other interpreter is on this machine.
 
     Raises:
-        ConfigurationError: One of them is a function or something else that cannot be sent.
+        ConfigurationError: A factory cannot be used, or there is no such interpreter.
     """
+    if options is None or options.python is None:
+        return as_factories(env_fn)
+    command = (options.python,) if isinstance(options.python, str) else options.python
+    if is_local and shutil.which(command[0]) is None:
+        raise ConfigurationError(
+            f"WorkerOptions.python must be an interpreter or a command that exists, got {command[:1]!r}. Correct it."
+        )
     several = isinstance(env_fn, Sequence) and not isinstance(env_fn, str)
     named = tuple(EntryPoint(one) if isinstance(one, str) else one for one in (env_fn if several else [env_fn]))
     for one in named:
@@ -108,21 +139,8 @@ def as_named_factories(env_fn: Any) -> Factories:
             )
     if not named:
         raise ConfigurationError("env_fn must have at least one factory, got an empty sequence. Pass one per env.")
-    return Factories(named, len(named) if several else None, ())
-
-
-def command_of(python: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the command of another interpreter.
-
-    Raises:
-        ConfigurationError: There is no such program.
-    """
-    command = (python,) if isinstance(python, str) else python or ()
-    if not command or shutil.which(command[0]) is None:
-        raise ConfigurationError(
-            f"WorkerOptions.python must be an interpreter or a command that exists, got {command[:1]!r}. Correct it."
-        )
-    return command
+    place = OtherPlace.of(options)
+    return Factories(tuple(FactoryElsewhere(one, place) for one in named), len(named) if several else None, ())
 
 
 def _module(place: str) -> ModuleType:

@@ -170,7 +170,7 @@ class ObservationRows:
         self._unchecked[list(columns)] -= 1
         self._checks = self._fit.strict or self._fit.finite or bool((self._unchecked > 0).any())
 
-    def _write_leaf(self, i: int, where: Where, values: Sequence[Any]) -> None:
+    def _write_leaf(self, i: int, where: Where, values: Any) -> None:
         leaf, rows, n = self._of[i], self._arrays[i], len(values)
         assert rows is not None
         if not leaf.shape:
@@ -178,6 +178,9 @@ class ObservationRows:
             if array.shape != (n,) or not np.can_cast(array.dtype, rows.dtype, "same_kind"):
                 raise ValueError(f"shape {array.shape[1:]} and dtype {array.dtype}")
             rows[where] = array
+            return
+        if type(values) is np.ndarray and is_like(values[0], rows[self._own.start]):
+            rows[where] = values
             return
         # np.concatenate checks the sum of the lengths, so equal lengths mean equal shapes.
         if set(map(len, values)) != {leaf.shape[0]}:
@@ -228,6 +231,11 @@ class ActionRows:
         if step_buffer.one_action:
             return arrays[0]
         return [unflatten(step_buffer.spec.actions, values) for values in zip(*arrays, strict=True)]
+
+
+def is_like(value: Any, row: Any) -> bool:
+    """Tell whether a value is an array with the dtype and the shape of a row."""
+    return type(value) is np.ndarray and value.dtype is row.dtype and value.shape == row.shape
 
 
 def _env_ids(where: Where) -> Sequence[int]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from parenv.envs.elsewhere import StepBatch
 from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_result
-from parenv.envs.step_buffer_rows import ActionRows, ObservationRows, SideChannel, Where
+from parenv.envs.step_buffer_rows import ActionRows, ObservationRows, SideChannel, Where, is_like
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.memory.step_buffer import KINDS, RESET, StepBuffer
 from parenv.memory.trees import own_copy
+from parenv.process import served_envs
 
 NO_OPTIONS = False
 """Value of ``options`` with which ``reset`` is called without that keyword, as some libraries do."""
@@ -56,11 +59,11 @@ class StepBufferStepper:
         self._envs, self._own, self._step_buffer, self._mode = list(envs), own, step_buffer, mode
         self._observations, self._side, self._progress = observations, side, progress
         self.actions = ActionRows(step_buffer, own)
-        self._step_codes, self._reset_codes = (
-            [code(doing, env_id) for env_id in range(own.start, own.stop)] for doing in ("step", "reset")
-        )
+        env_ids = range(own.start, own.stop)
+        self._codes = tuple([code(doing, env_id) for env_id in env_ids] for doing in ("step", "reset"))
         self._seeds = dict(enumerate(seeds or ()))
         self._fresh = [partial(self._begin_next, column) for column in range(len(envs))]
+        self._elsewhere = StepBatch.of(self._envs, progress, list(zip(*self._codes, strict=True)))
         # The first step of a process that replaces another one begins an episode, because the main process ends the
         # lost one. With DISABLED, the user does that.
         begins_with_reset = seeds is not None and mode is not AutoresetMode.DISABLED
@@ -121,13 +124,23 @@ class StepBufferStepper:
         self._write(columns, where, observations, False)
 
     def _run(self, columns: Sequence[int], where: Where, steps: Sequence[Callable[[Any], Any]]) -> None:
-        cell, every = self._progress.cell, self._step_codes
+        self._begin(where)
+        actions = self.actions.read(where)
+        step = self._step if self._elsewhere is None else self._step_elsewhere
+        observations, rewards = step(columns, steps, actions)
+        self._write_rewards(columns, where, rewards)
+        self._write(columns, where, observations, True)
+
+    def _step(
+        self, columns: Sequence[int], steps: Sequence[Callable[[Any], Any]], actions: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Take the steps; return the observations and the rewards."""
+        cell, every = self._progress.cell, self._codes[0]
         observations: list[Any] = []
         rewards: list[Any] = []
         keep, pay = observations.append, rewards.append
-        self._begin(where)
-        codes = every if where is self._own else [every[column] for column in columns]
-        for column, at, step, action in zip(columns, codes, steps, self.actions.read(where), strict=True):
+        codes = every if type(columns) is range else [every[column] for column in columns]
+        for column, at, step, action in zip(columns, codes, steps, actions, strict=True):
             cell[0], returned = at, NOTHING
             try:
                 returned = observation, reward, terminated, truncated, info = step(action)
@@ -143,8 +156,33 @@ class StepBufferStepper:
                 observation, reward = self._fail(column, error), 0.0
             keep(observation)
             pay(reward)
-        self._write_rewards(columns, where, rewards)
-        self._write(columns, where, observations, True)
+        return observations, rewards
+
+    def _step_elsewhere(
+        self, columns: Sequence[int], steps: Sequence[Callable[[Any], Any]], actions: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """Take the steps, those in other interpreters with one message. Only some need more than their reward."""
+        assert self._elsewhere is not None
+        begins = self._mode is AutoresetMode.SAME_STEP and not self._seeds
+        of_step = served_envs.STEP_AND_RESET if begins else served_envs.STEP
+        orders = [
+            of_step if step is not self._fresh[column] else None if column in self._seeds else served_envs.RESET
+            for column, step in zip(columns, steps, strict=True)
+        ]
+        taken = self._elsewhere.run(columns, orders, actions)
+        if taken is None:
+            return self._step(columns, steps, actions)
+        observations, rewards = taken
+        left = [position for position, reward in enumerate(rewards) if reward is None]
+        if left:
+            chosen = itemgetter(*left, left[0])  # With one more, the result is always a tuple.
+            others = self._step(chosen(columns)[:-1], chosen(steps)[:-1], chosen(actions)[:-1])
+            # They stay one array if all others are such arrays too.
+            if type(observations) is np.ndarray and not all(is_like(one, observations[0]) for one in others[0]):
+                observations = list(observations)
+            for position, observation, reward in zip(left, *others, strict=True):
+                observations[position], rewards[position] = observation, reward
+        return observations, rewards
 
     def _begin(self, where: Where) -> None:
         """Clear the rows."""
@@ -174,7 +212,7 @@ class StepBufferStepper:
         return observation, info
 
     def _reset(self, column: int, seed: int | None, **options: Any) -> Any:
-        self._progress.cell[0] = self._reset_codes[column]
+        self._progress.cell[0] = self._codes[1][column]
         self._progress.heartbeat[0] += 1
         own_seed = self._seeds.pop(column, None)
         seed = own_seed if seed is None else seed
@@ -206,7 +244,7 @@ class StepBufferStepper:
                     explain_step(error, (None, reward, False, False, None), env_id)
                     self._fail(column, error)
 
-    def _write(self, columns: Sequence[int], where: Where, observations: list[Any], stepped: bool) -> None:
+    def _write(self, columns: Sequence[int], where: Where, observations: Sequence[Any], stepped: bool) -> None:
         rows = self._observations
         try:
             rows.write(columns, where, observations, stepped)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from parenv.envs.elsewhere import StepBatch
 from parenv.envs.episode_statistics import EpisodeClocks, is_recorded, recorded_in
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
@@ -20,6 +21,7 @@ from parenv.errors import ConfigurationError
 from parenv.experience.endings import ENVIRONMENT_ERROR, INDEX
 from parenv.memory.spaces import is_single, leaves, unflatten
 from parenv.memory.status_slot import StatusSlot, code
+from parenv.process.served_envs import STEP_AND_RESET
 
 
 class EnvStepper:
@@ -53,11 +55,13 @@ class EnvStepper:
         fit = fit or Fit()
         self._write = row_writer(observed, fit)
         # An array with this dtype and shape is written without a function call. None matches no dtype.
-        self._dtype = np.dtype(observed[0].dtype) if is_single(observed) and not fit.finite else None
-        self._shape = observed[0].shape
+        dtype = np.dtype(observed[0].dtype) if is_single(observed) and not fit.finite else None
+        self._plain = dtype, observed[0].shape
         self._split = action_splitter(leaves(self.action_space))
         env_ids = range(first_env_id, first_env_id + self.num_envs)
         self._step_codes, self._reset_codes = ([code(doing, i) for i in env_ids] for doing in ("step", "reset"))
+        codes = list(zip(self._step_codes, self._reset_codes, strict=True))
+        self._elsewhere = StepBatch.of(self.envs, progress, codes)
         self._steps = [env.step for env in self.envs]
         self._episodes = EpisodeClocks([is_recorded(env) for env in self.envs])
 
@@ -82,9 +86,12 @@ class EnvStepper:
             first: First column that has not taken this step yet.
         """
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
-        array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
+        array, (dtype, shape), infos = np.ndarray, self._plain, target.infos
         named, split, codes, steps = bool(infos), self._split(actions), self._step_codes, self._steps
         returned: Any = NOTHING
+        if self._elsewhere is not None:
+            columns = range(first, self.num_envs)
+            self._elsewhere.begin(columns, [STEP_AND_RESET] * len(columns), split[first:])
         # With one sub-environment, a zip of these lists would cost as much as a step, so index them.
         try:
             for column in range(first, self.num_envs):
@@ -108,7 +115,7 @@ class EnvStepper:
     @property
     def writes_arrays(self) -> bool:
         """Tell whether observations are single arrays that need no conversion."""
-        return self._dtype is not None
+        return self._plain[0] is not None
 
     def only(self) -> tuple[Any, ...]:
         """Return the parts of a loop over the steps of the only environment.
@@ -117,7 +124,7 @@ class EnvStepper:
         that fits, the writer of other observations, and the method that ends an episode.
         """
         (step,), (step_code,) = self._steps, self._step_codes
-        return step, step_code, self._split, self._dtype, self._shape, self._write, self._end
+        return step, step_code, self._split, *self._plain, self._write, self._end
 
     def write_open(self, records: Any) -> None:
         """Write the seconds of the episodes in progress, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[B]``."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from parenv.argument_checks import at_least, is_callable, options_of
-from parenv.envs.factories import Factories, as_factories
+from parenv.envs.entry_point import factories_of
+from parenv.envs.factories import Factories
 from parenv.envs.seeding import task_episode_seed
 from parenv.errors import ConfigurationError
 from parenv.evaluation.identity import identity_of
@@ -140,7 +141,7 @@ def make_plan(given: EvaluationArguments) -> EvaluationPlan:
     is_callable("options", given.options)
     policy, content = loaded(made(given.policy), given.checkpoint)
     policies = MadePolicies({UNNAMED: policy}, _factory_of(given.policy))
-    factories = _factories(tasks)
+    factories = _factories(tasks, options_of("workers", given.workers, WorkerOptions))
     infos = _names("infos", given.infos)
     success = given.success if callable(given.success) else _names("success", given.success)
     about = {
@@ -223,7 +224,6 @@ NOT_FOR_EVALUATIONS = {
     "on_env_error": "in an evaluation, retries= limits how often the episode is repeated",
     "step_threads": "in an evaluation, the worker steps its sub-environments in turn",
     "rollout_device": "an evaluation has no rollouts",
-    "python": "in an evaluation, the worker that acts steps its sub-environments",
 }
 
 
@@ -249,14 +249,14 @@ def _tasks(tasks: Tasks) -> dict[str, Any]:
     return {name if isinstance(tasks, str) or name.isidentifier() else ONLY_TASK: tasks}
 
 
-def _factories(tasks: Mapping[str, Any]) -> Factories:
+def _factories(tasks: Mapping[str, Any], options: WorkerOptions) -> Factories:
     for name, one in tasks.items():
         try:
-            if as_factories(one).count is not None:
+            if factories_of(one, options).count is not None:
                 raise ConfigurationError(f"a factory must not be a sequence, got {one!r}. Pass one task per factory.")
         except ConfigurationError as error:
             raise ConfigurationError(f"task {name!r}: {error}") from error
-    return as_factories(list(tasks.values()))
+    return factories_of(list(tasks.values()), options)
 
 
 def _names(what: str, names: Any) -> tuple[str, ...]:

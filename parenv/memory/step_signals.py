@@ -6,7 +6,6 @@ from typing import Any
 
 from parenv.memory.layout import ALIGNMENT
 from parenv.memory.order import full_fence
-from parenv.memory.status_slot import ANY_INFOS, SPOKE
 
 GROUP = 32
 """Number of workers that sleep on one number, as many as a futex has bits."""
@@ -23,19 +22,6 @@ def told(buffer: Any, worker: int) -> Any:
     """Return the number of messages to the present process of a worker, one int64 that the main process writes."""
     begin = ALIGNMENT * (1 + worker) + _TOLD
     return memoryview(buffer)[begin : begin + 8].cast("q")
-
-
-def offsets(worker: int) -> dict[str, int]:
-    """Return the offsets in bytes of the numbers that a worker without parenv uses, see ``parenv/interpreter``."""
-    return {
-        "slot": ALIGNMENT * (1 + worker),
-        "told": ALIGNMENT * (1 + worker) + _TOLD,
-        "any_infos": ANY_INFOS,
-        "spoke": SPOKE,
-        "wanted": _WANTED,
-        "notified": _NOTIFIED,
-        "sleeping": _SLEEPING,
-    }
 
 
 class StepSignals:

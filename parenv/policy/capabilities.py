@@ -14,6 +14,7 @@ Feature = Literal[
     "vector env",
     "objects",
     "episode seeds",
+    "another interpreter",
 ]
 _REFUSED: dict[Feature, tuple[str, str]] = {
     "whole episodes": (
@@ -27,6 +28,10 @@ _REFUSED: dict[Feature, tuple[str, str]] = {
     ),
     "in place": ("in_place=True", "because they are evaluated in sub-environments of their own. Leave it out."),
     "episode seeds": ("episode_seeds=True", "because it is for environments of Gymnasium. Leave it out."),
+    "another interpreter": (
+        "WorkerOptions(python=...)",
+        "because other interpreters have environments of one agent only. Leave it out.",
+    ),
     "vector env": ("a vector env", "Give factories of single environments, of one or several agents."),
     "objects": ("values without a fixed size", "Pad them to arrays in the environment."),
 }

@@ -15,9 +15,9 @@ import numpy as np
 from gymnasium import Space
 
 from parenv.argument_checks import at_least, is_callable, one_of, options_of
-from parenv.envs.entry_point import as_named_factories, command_of
+from parenv.envs.entry_point import factories_of
 from parenv.envs.episode_seeds import EPISODE_SEED, with_episode_seeds
-from parenv.envs.factories import EnvFn, Factories, Spaces, as_factories, given_spaces
+from parenv.envs.factories import EnvFn, Factories, Spaces, given_spaces
 from parenv.envs.recycling import with_recycling
 from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
@@ -189,8 +189,8 @@ def _check_workers(given: PoolArguments, options: WorkerOptions) -> None:
             f"num_workers must be at least 1 with step_workers={options.step_workers}, because a worker process acts, "
             "got 0. Use num_workers=1."
         )
-    if options.python is not None:
-        _check_python(given, options)
+    if options.python is not None and given.is_named:
+        refuse("another interpreter")
     if given.num_workers == 0 and options.on_env_error == "restart_worker":
         raise ConfigurationError(
             'on_env_error="restart_worker" needs worker processes, got num_workers=0. Use "restart_env".'
@@ -204,22 +204,6 @@ def _check_workers(given: PoolArguments, options: WorkerOptions) -> None:
         _check_rollout_device(given, options, options.rollout_device)
     if given.placement is None:  # A host may have other devices than this machine.
         check_devices(options.devices)
-
-
-def _check_python(given: PoolArguments, options: WorkerOptions) -> None:
-    if options.step_workers is None:
-        raise ConfigurationError(
-            "WorkerOptions(python=...) needs step_workers, because the policy acts in this interpreter. Set "
-            "WorkerOptions(step_workers=4, python=...)."
-        )
-    excluded = {
-        "a placement": given.placement is not None,
-        'spaces="make"': given.spaces == "make",
-        "episode_seeds=True": given.episode_seeds,
-    }
-    for name in (name for name, is_given in excluded.items() if is_given):
-        raise ConfigurationError(f"WorkerOptions(python=...) cannot be combined with {name}. Leave one of them out.")
-    command_of(options.python)
 
 
 def _check_rollout_device(given: PoolArguments, options: WorkerOptions, device: str) -> None:
@@ -275,9 +259,7 @@ def _check_num_envs(given: PoolArguments) -> None:
 
 
 def _factories(given: PoolArguments) -> Factories:
-    """Return the factories, by name if another interpreter must find them."""
-    is_named = given.workers is not None and given.workers.python is not None
-    factories = as_named_factories(given.env_fn) if is_named else as_factories(given.env_fn)
+    factories = factories_of(given.env_fn, given.workers, given.placement is None)
     factories = with_recycling(factories, None if given.workers is None else given.workers.recycle_episodes)
     return factories.wrapped(with_episode_seeds) if given.episode_seeds else factories
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
 
 from parenv.argument_checks import at_least, one_of, options_of
-from parenv.envs.factories import Factories, as_factories
+from parenv.envs.entry_point import factories_of
+from parenv.envs.factories import Factories
 from parenv.envs.seeding import evolution_seed, root_seed
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
@@ -153,7 +155,9 @@ def _first(initial: Any, ranges: dict[str, Range], size: int, seed: int) -> list
 
 
 def _job(given: PopulationArguments, evolve: Evolve, first: list[dict[str, float]], seed: int) -> MemberJob:
-    factories = _factories(given.env_fn, "env_fn")
+    options = _options(given.workers, given.placement)
+    make_factories = partial(_factories, options=options, is_local=given.placement is None)
+    factories = make_factories(given.env_fn, "env_fn")
     fitness = options_of("fitness", given.fitness, Fitness)
     num_workers = placed_workers(given.placement, given.num_workers)
     if num_workers is None:
@@ -164,21 +168,21 @@ def _job(given: PopulationArguments, evolve: Evolve, first: list[dict[str, float
         )
     return MemberJob(
         factories=factories,
-        options=_options(given.workers, given.placement),
+        options=options,
         shares=(at_least("num_envs", given.num_envs, 1),) * max(1, num_workers),
         seed=seed,
         make_member=given.make_member,
         learn=given.learn,
         fitness=fitness,
-        fitness_factories=factories if fitness.env_fn is None else _factories(fitness.env_fn, "Fitness.env_fn"),
+        fitness_factories=factories if fitness.env_fn is None else make_factories(fitness.env_fn, "Fitness.env_fn"),
         rollout_length=at_least("rollout_length", given.rollout_length, 1),
         every=evolve.every,
         first=first[0],
     )
 
 
-def _factories(env_fn: Any, name: str) -> Factories:
-    factories = as_factories(env_fn)
+def _factories(env_fn: Any, name: str, options: WorkerOptions, is_local: bool) -> Factories:
+    factories = factories_of(env_fn, options, is_local)
     if factories.count is not None:
         raise ConfigurationError(
             f"{name} must be one factory, because all members use the same kind of environment, got a sequence of "
@@ -192,7 +196,6 @@ _FOR_POOLS = {
     "step_workers": "the worker of a member steps its sub-environments",
     "rollout_device": "a member learns from rollouts in its own worker",
     "recycle_episodes": "a training round must not depend on the rounds before it in the same worker",
-    "python": "the worker of a member steps its sub-environments",
 }
 
 

@@ -48,7 +48,6 @@ from parenv.process.script_names import replace_main
 WORKER_VARIABLE = "PARENV_WORKER_PID"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
-_OF_THIS_INTERPRETER = {"PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV"}
 
 
 class PoolGroup:
@@ -256,8 +255,6 @@ def _run_child(
 ) -> NoReturn:
     def begin() -> None:
         become_child()
-        if "command" in arguments:
-            _become_program(shared, **arguments)
         if shared["spawn"]:
             _become_interpreter(shared, arguments, descriptors)
         if os.environ != shared["environment"]:  # Seldom: each assignment copies a page.
@@ -285,23 +282,6 @@ def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descr
     options = [f"-W{option}" for option in sys.warnoptions]
     environment = {**shared["environment"], WORKER_VARIABLE: str(os.getpid())}
     os.execve(sys.executable, [sys.executable, *options, "-c", command], environment)
-
-
-def _become_program(shared: dict[str, Any], command: list[str], environment: dict[str, str]) -> NoReturn:
-    """Replace this process by another program, such as another Python interpreter or a container.
-
-    It inherits no descriptors. Variables of this interpreter, which would lead another one to the wrong packages, are
-    left out unless the user has set them.
-
-    Args:
-        shared: Launch data of all workers.
-        command: Program and its arguments.
-        environment: Environment variables that the user has set.
-    """
-    with contextlib.suppress(OSError):
-        os.chdir(shared["directory"])
-    inherited = {name: value for name, value in shared["environment"].items() if name not in _OF_THIS_INTERPRETER}
-    os.execvpe(command[0], command, {**inherited, **environment, WORKER_VARIABLE: str(os.getpid())})
 
 
 def run_entry(

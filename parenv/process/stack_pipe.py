@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import os
 import select
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 STACK_SIGNAL = signal.SIGUSR1
 """Signal that makes a worker write its stack to its pipe, even if native code holds the GIL."""
@@ -59,6 +63,62 @@ class StackPipe:
         """Close both ends."""
         os.close(self._read)
         os.close(self.descriptor)
+
+
+_own = -1
+
+
+def write_stack_to(descriptor: int) -> None:
+    """Have this process write its stack to a pipe on :data:`STACK_SIGNAL`."""
+    global _own
+    _own = descriptor
+    faulthandler.register(STACK_SIGNAL, file=descriptor)
+
+
+def stack_descriptor() -> int:
+    """Return the pipe to which this process writes its stack, or -1."""
+    return _own
+
+
+@contextlib.contextmanager
+def with_stack_of(pid: int | None) -> Iterator[None]:
+    """Have another process write its stack when this one is asked for its own, while this one waits for it.
+
+    This thread must wait in a call that signals interrupt. Only the main thread handles signals, so in another thread
+    this changes nothing.
+
+    Args:
+        pid: Process that handles the signal and has the pipe. ``None``: this changes nothing.
+    """
+    if pid is None or _own < 0 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def forward(signum: int, frame: Any) -> None:
+        # The main process reads as long as this process blocks the signal, see is_handling.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_TIMEOUT_S / 3
+        while time.monotonic() < deadline and (_has_stack_signal(pid, "ShdPnd") or is_handling(pid)):
+            time.sleep(LOOK_S / 10)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
+
+    _handle_by(lambda: signal.signal(STACK_SIGNAL, forward))
+    try:
+        yield
+    finally:
+        _handle_by(lambda: faulthandler.register(STACK_SIGNAL, file=_own))
+
+
+def _handle_by(install: Any) -> None:
+    """Change the handler. Without one, the signal would kill this process, so it is blocked meanwhile."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
+    try:
+        faulthandler.unregister(STACK_SIGNAL)
+        install()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
 
 
 def is_stopped(pid: int) -> bool:

@@ -13,7 +13,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from parenv.argument_checks import at_least, is_callable
-from parenv.envs.entry_point import EntryPoint
+from parenv.envs.entry_point import EntryPoint, FactoryElsewhere
 from parenv.envs.episode_seeds import EPISODE_SEED, with_episode_seeds
 from parenv.envs.factories import unwrapped
 from parenv.envs.recycling import recycled
@@ -258,6 +258,8 @@ def _spec(env: str | EnvSpec | None, plan: Plan) -> EnvSpec | None:
 def _made_by(factory: Any) -> str | None:
     """Return the env id of a factory; ``None`` if it is a function of the user."""
     factory = unwrapped(factory, recycled, with_episode_seeds)
+    if isinstance(factory, FactoryElsewhere):
+        factory = factory.entry
     if isinstance(factory, EntryPoint):
         return None if factory.place[1] or factory.arguments else factory.name
     if not isinstance(factory, partial) or factory.func is not gym.make:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from types import ModuleType
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from parenv.errors import (
     HostLostError,
@@ -19,13 +16,14 @@ from parenv.errors import (
     embedded,
     show_each_traceback_once,
     span,
+    trace_elsewhere,
 )
 from parenv.experience.endings import ENVIRONMENT_ERROR, HOST_LOST, RESTARTED, STEP_TIMEOUT, WORKER_DIED
 from parenv.experience.failures import Failure as EnvFailure
 from parenv.placement.base import Ended
+from parenv.protocol.exceptions import find_exception, make_exception, new_exception
 from parenv.protocol.messages import Failure
 
-_E = TypeVar("_E", bound=BaseException)
 NOT_STARTED = "being started"
 """Operation of a worker that has no process."""
 
@@ -43,7 +41,7 @@ def from_failure(
     env_id = failure.env_id if failure.env_id >= 0 else None
     cause = where_it_happened(worker, pid, env_id, failure.doing, failure.traceback)
     name = ".".join(failure.kind)
-    kind = _find_exception(failure)
+    kind = find_exception(failure.kind, failure.attributes)
     if kind is None:
         error: Exception = WorkerError(
             f"{name}: {failure.message}", worker=worker, env_ids=env_ids, pid=pid, doing=failure.doing
@@ -57,7 +55,7 @@ def from_failure(
     else:
         is_base = f"{kind.__module__}.{kind.__qualname__}" != name
         message = f"{name}: {failure.message}" if is_base else failure.message
-        error = _made(kind, message, failure.attributes)
+        error = make_exception(kind, message, failure.attributes)
         error.args = (message,)
         if isinstance(error, WorkerError):
             # A step worker of this worker has failed. Its number is not a number of the main process.
@@ -103,7 +101,7 @@ def _twin(error: BaseException) -> BaseException:
     """Return a copy of an exception, so that the one in the group keeps its own cause."""
     kind = type(error)
     try:
-        twin = _new(kind, *error.args)
+        twin = new_exception(kind, *error.args)
         vars(twin).update(vars(error))
         return twin.with_traceback(error.__traceback__) if str(twin) == str(error) else error
     except Exception:
@@ -125,8 +123,14 @@ def where_it_happened(
 
 
 def say_where(error: BaseException, cause: SubEnvironmentError) -> None:
-    """Give an exception of this process the cause, and perhaps the env_id, that one of a worker process has."""
-    error.__cause__ = cause
+    """Give an exception of this process the cause, and perhaps the env_id, that one of a worker process has.
+
+    An exception that has a cause keeps it, unless that is only the traceback in another interpreter.
+    """
+    trace = trace_elsewhere(error)
+    if error.__cause__ is not None and not trace:
+        return
+    error.__cause__, cause.remote_traceback = cause, trace
     if isinstance(error, SubEnvironmentError) and error.env_id is None and cause.env_id is not None:
         error.worker, error.env_id, error.doing = cause.worker, cause.env_id, cause.doing
         error.args = (f"env_id {cause.env_id}: {error.args[0]}",)
@@ -189,40 +193,3 @@ def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
     return WorkerDiedError(
         worker=worker, env_ids=env_ids, pid=end.pid, doing=doing, exit_code=end.exit_code, signal=end.signal
     )
-
-
-def _find_exception(failure: Failure) -> type[Exception] | None:
-    module, name = failure.kind
-    # The module is only looked up. An import would run code that the worker chooses.
-    found: Any = sys.modules.get(str(module))
-    for part in str(name).split("."):
-        # getattr could import a module or run a descriptor, at the wish of the worker that names the type.
-        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-    if not (isinstance(found, type) and issubclass(found, Exception)):
-        return None
-    bases = [kind for kind in found.__mro__ if issubclass(kind, Exception) and (kind is not Exception or kind is found)]
-    return next((kind for kind in bases if _can_be_made(kind, failure.attributes)), None)
-
-
-def _can_be_made(kind: type[Exception], attributes: Mapping[str, Any]) -> bool:
-    try:
-        str(_made(kind, "", attributes))
-    except Exception:
-        return issubclass(kind, SubEnvironmentError)
-    return True
-
-
-def _made(kind: type[Exception], message: str, attributes: Mapping[str, Any]) -> Exception:
-    # __init__ is not called, because it may need other arguments than a message.
-    error = _new(kind, message)
-    vars(error).update(attributes)
-    return error
-
-
-def _new(kind: type[_E], *args: Any) -> _E:
-    """Return an exception without a call of ``__init__``."""
-    try:
-        return kind.__new__(kind, *args)
-    except TypeError:
-        # Python refuses MemoryError.__new__ for a class that has MemoryError as its second base.
-        return Exception.__new__(kind, *args)

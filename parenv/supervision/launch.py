@@ -90,15 +90,6 @@ def _shared_device() -> dict[str, str]:
     return {} if name in os.environ else {name: "false"}
 
 
-def step_placement(placing: Placing, job: StepJob) -> SteppingPlacement:
-    """Return the placement of processes that only step environments, in this interpreter or another one."""
-    if job.options.python is None:
-        return worker_placement(placing, None, job.options)
-    from parenv.interpreter.placement import InterpreterPlacement
-
-    return InterpreterPlacement(job)
-
-
 def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptions) -> SteppingPlacement:
     """Return the placement of worker processes on this machine or on hosts.
 

@@ -296,10 +296,9 @@ class Workers:
             # An exception may have left events behind, which must not wait for further ones.
             self._events.extend(self.placement.wait(0.0 if self._events else timeout_s))
         except Exception as error:
-            if error.__cause__ is None:
-                line = self._progress[0]
-                env_id = line.env_id if line.env_id >= 0 else None
-                say_where(error, where_it_happened(0, self.pid(0), env_id, line.doing))
+            line = self._progress[0]
+            env_id = line.env_id if line.env_id >= 0 else None
+            say_where(error, where_it_happened(0, self.pid(0), env_id, line.doing))
             raise
         while self._events:
             event = self._events.popleft()

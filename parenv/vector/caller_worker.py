@@ -102,6 +102,5 @@ class CallerWorker:
         self._step_errors += [self._with_place(*error) for error in errors]
 
     def _with_place(self, env_id: int, doing: str, error: BaseException) -> BaseException:
-        if error.__cause__ is None:
-            say_where(error, where_it_happened(self._worker, os.getpid(), env_id, doing))
+        say_where(error, where_it_happened(self._worker, os.getpid(), env_id, doing))
         return error

@@ -10,7 +10,7 @@ from parenv.memory.step_signals import StepSignals
 from parenv.placement.base import Launch, Notifier
 from parenv.process.futex import AVAILABLE
 from parenv.process.wake_up import WakeUp, WakeUps
-from parenv.supervision.launch import local_launch, step_placement
+from parenv.supervision.launch import local_launch, worker_placement
 from parenv.vector.vector_plan import VectorPlan
 from parenv.worker.job import StepJob
 
@@ -35,7 +35,7 @@ class Connections:
     def __init__(self, plan: VectorPlan, job: StepJob, most_workers: int) -> None:
         self._inline = plan.inline
         self.use(job)
-        self.placement = step_placement(plan.placement, plan.job)
+        self.placement = worker_placement(plan.placement, None, plan.job.options)
         self.memory = SharedMemory(header_bytes(most_workers))
         self.head = self.memory.map()
         self.signals = StepSignals(self.head)

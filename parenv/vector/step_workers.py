@@ -76,7 +76,8 @@ class StepWorkersEnv(ParallelVectorEnv):
             setup_fn=None,
             cleanup_fn=None,
             on_env_error="raise",
-            recycle_episodes=None,  # The factories make such sub-environments already.
+            recycle_episodes=None,  # The factories make such sub-environments already, also in another interpreter.
+            python=None,
             step_timeout_s=None if limit is None else limit / 2,
         )
         processes = options.step_workers or 1

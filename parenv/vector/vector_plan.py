@@ -10,8 +10,8 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from parenv.argument_checks import at_least, one_of, options_of, positive
-from parenv.envs.entry_point import as_named_factories, command_of
-from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
+from parenv.envs.entry_point import factories_of
+from parenv.envs.factories import Factories, Spaces, given_spaces
 from parenv.envs.recycling import with_recycling
 from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
@@ -108,9 +108,8 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
         TypeError: ``observation_mode`` is a pair, but not of spaces.
     """
     options = _options(given)
-    factories = _factories(given.env_fns, options)
+    factories = _factories(given, options)
     _check_as_gymnasium_has_it(given)
-    _check_python(given, options)
     num_envs = len(given.env_fns)
     batch_size = _batch_size(given.batch_size, num_envs)
     demand = _demand(given, options, num_envs)
@@ -199,7 +198,7 @@ def _isolated_by(given: VectorArguments) -> str:
 
 def _caller_steps(given: VectorArguments, num_workers: int | None, num_envs: int) -> CallerSteps:
     wanted = one_of("caller_steps", given.caller_steps, (True, False, "auto", None))
-    if given.workers is not None and given.workers.python is not None:
+    if given.workers is not None and given.workers.python is not None and not wanted:
         return False
     if given.placement is not None:
         if wanted is True:
@@ -226,37 +225,15 @@ def _spin_us(spin_us: Any) -> SpinUs:
     return cast("SpinUs", spin_us)
 
 
-def _factories(env_fns: Any, options: WorkerOptions) -> Factories:
+def _factories(given: VectorArguments, options: WorkerOptions) -> Factories:
+    env_fns: Any = given.env_fns
     if isinstance(env_fns, str) or not isinstance(env_fns, Sequence):
         raise ConfigurationError(
             "env_fns must be a sequence with one factory for each sub-environment, such as [make_env] * 64, got "
             f"{env_fns!r}. For an env id, use parenv.make_vec(env_id, num_envs=64)."
         )
-    factories = as_factories(env_fns) if options.python is None else as_named_factories(env_fns)
+    factories = factories_of(env_fns, options, given.placement is None)
     return with_recycling(factories, options.recycle_episodes)
-
-
-def _check_python(given: VectorArguments, options: WorkerOptions) -> None:
-    """Refuse what needs the environments in this interpreter."""
-    if options.python is None:
-        return
-    command_of(options.python)
-    for name, value, refused in (
-        ("num_workers", given.num_workers, (0,)),
-        ("batch_size", given.batch_size, ("auto",)),
-        ("caller_steps", given.caller_steps, (True,)),
-        ("spaces", given.spaces, ("make",)),
-    ):
-        if any(value is one or (isinstance(one, str) and value == one) for one in refused):
-            raise ConfigurationError(
-                f"{name}={value!r} cannot be combined with WorkerOptions(python=...), because it makes or measures "
-                "environments with the code of this interpreter. Leave it out."
-            )
-    if given.placement is not None:
-        raise ConfigurationError(
-            "WorkerOptions(python=...) cannot be combined with a placement, because hosts step environments in the "
-            "interpreter that runs parenv worker. Leave one of them out."
-        )
 
 
 def _check_as_gymnasium_has_it(given: VectorArguments) -> None:

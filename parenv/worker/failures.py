@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 
 from parenv.envs.step_buffer_rows import EnvError
-from parenv.errors import without_own_frames
+from parenv.errors import trace_elsewhere, without_own_frames
 from parenv.protocol.data import is_data
 from parenv.protocol.messages import Failure
 
@@ -52,6 +52,8 @@ def text_of(error: BaseException) -> str:
 
 def traceback_of(error: BaseException) -> str:
     """Return the traceback as text, from the first frame of the user's code on, if it has one."""
+    if text := trace_elsewhere(error):
+        return text
     within: BaseException | None = error
     while within is not None:
         within.__traceback__ = without_own_frames(within.__traceback__) or within.__traceback__

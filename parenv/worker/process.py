@@ -18,7 +18,7 @@ from parenv.memory.step_buffer import Request
 from parenv.memory.step_signals import told
 from parenv.process.script_settings import apply_settings
 from parenv.process.spinning import Spinner
-from parenv.process.stack_pipe import STACK_SIGNAL
+from parenv.process.stack_pipe import write_stack_to
 from parenv.process.wake_up import Answers, FutexWaiter, WakeUp
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Message
@@ -106,7 +106,7 @@ def _opened(
     # This must come first: without a handler, the signal that asks for a stack kills the process. If native code
     # crashes, stacks go to stderr.
     faulthandler.enable()
-    faulthandler.register(STACK_SIGNAL, file=stacks_fd)
+    write_stack_to(stacks_fd)
     sender = Sender(arguments["worker"], arguments["generation"])
     socket = WorkerSocket(socket_fd, arguments["driver"])
     job = mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)

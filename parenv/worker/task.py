@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from parenv.envs.elsewhere import EnvElsewhere
 from parenv.envs.state import layers_of
 from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.pool_signals import WITHDRAWN, LoadRequests
@@ -56,7 +57,10 @@ def _call(env: Any, position: int, name: str, args: Any, kwargs: Any) -> Any:
 def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
     """Return whether a wrapper is of this class or a subclass. By name, so that the worker need not import it."""
     kinds = {kind for layer in layers_of(env)[:-1] for kind in type(layer).__mro__}
-    return any((kind.__module__, kind.__qualname__) == (module, name) for kind in kinds)
+    if any((kind.__module__, kind.__qualname__) == (module, name) for kind in kinds):
+        return True
+    there = env.unwrapped
+    return isinstance(there, EnvElsewhere) and there.is_wrapped(module, name)
 
 
 ENV_METHODS: dict[str, Callable[..., Any]] = {

@@ -181,5 +181,17 @@ class Eater(Ledger):
         return Ledger.step(self, action)
 
 
+class Sleeper(Ledger):
+    """Ledger whose steps take some time."""
+
+    def __init__(self, seconds):
+        Ledger.__init__(self)
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return Ledger.step(self, action)
+
+
 def failing(**arguments):
     raise RuntimeError("no simulator here")

@@ -292,7 +292,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"workers": WorkerOptions(on_env_error="restart_env")}, "on_env_error needs a pool"),
     ({"workers": WorkerOptions(step_workers=2)}, "num_workers=1 must be left out with step_workers=2"),
     ({"workers": WorkerOptions(step_threads=2)}, "step_threads needs a pool"),
-    ({"workers": WorkerOptions(python="/usr/bin/python3")}, "python needs a pool"),
+    ({"workers": WorkerOptions(python="/usr/bin/python3")}, "must be named"),
     ({"workers": {"threads": 2}}, "workers must be parenv.WorkerOptions"),
     ({"out": "/proc/results.jsonl"}, "cannot be written"),
     ({"out": "/dev/null/results.jsonl"}, "cannot be made"),

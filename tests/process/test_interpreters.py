@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import members
 import numpy as np
 import psutil
 import pytest
@@ -20,22 +22,22 @@ from audits import until
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from inside import workers_of
 
+import parenv
 from parenv import (
     AsyncWorkerPool,
     ConfigurationError,
     NotDataError,
     ObservationError,
     ParallelVectorEnv,
-    RemotePlacement,
     RestartPolicy,
     Stop,
+    SubEnvironmentError,
     WorkerDiedError,
     WorkerMemoryError,
     WorkerOptions,
     WorkerTimeoutError,
     entry_point,
 )
-from parenv.process.stack_pipe import StackPipe
 
 pytestmark = pytest.mark.timeout(300)
 FILE = str(Path(__file__).with_name("stepped_elsewhere.py"))
@@ -375,6 +377,34 @@ def test_steppers_end_with_a_main_process_that_is_killed(tmp_path: Path) -> None
 
 
 @pytest.mark.more
+def test_a_main_process_that_is_killed_while_interpreters_start_leaves_nothing(tmp_path: Path) -> None:
+    script, temporary = tmp_path / "main.py", tmp_path / "temporary"
+    temporary.mkdir()
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, signal, sys, threading
+            from parenv import ParallelVectorEnv, WorkerOptions
+            threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+            ParallelVectorEnv(["CartPole-v1"] * 4, num_workers=2, workers=WorkerOptions(python=sys.executable))
+            signal.pause()
+            """
+        )
+    )
+    for seconds in ("0.2", "0.5", "0.8", "1.2"):
+        subprocess.run([sys.executable, script, seconds], env={**os.environ, "TMPDIR": str(temporary)})
+        assert list(temporary.iterdir()) == []
+        until(lambda: not any(str(temporary) in _environment(one) for one in psutil.process_iter()))
+
+
+def _environment(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("TMPDIR", "")
+    except psutil.Error:
+        return ""
+
+
+@pytest.mark.more
 def test_environments_in_a_container_without_a_network(tmp_path: Path, with_numpy_only: str) -> None:
     """Check a stand-in for a container: separate user, mount, process and network namespaces, and another root."""
     base = subprocess.run([with_numpy_only, "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True)
@@ -416,8 +446,6 @@ def test_environments_in_a_container_without_a_network(tmp_path: Path, with_nump
     [
         ({"python": "/nowhere/python"}, "must be an interpreter or a command that exists"),
         ({"python": ()}, "path of an interpreter or a tuple"),
-        ({"python": sys.executable, "setup_fn": print}, "setup_fn cannot be combined"),
-        ({"python": sys.executable, "start_method": "spawn"}, "start_method cannot be combined"),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -425,32 +453,139 @@ def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> N
         ParallelVectorEnv([ledger()], workers=WorkerOptions(**options))
 
 
+def shown_worker(worker: int) -> None:
+    print(f"worker {worker}", file=sys.stderr, flush=True)
+
+
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        ({"num_workers": 0}, "num_workers=0 cannot"),
-        ({"batch_size": "auto"}, "batch_size='auto' cannot"),
-        ({"caller_steps": True}, "caller_steps=True cannot"),
-        ({"spaces": "make"}, "spaces='make' cannot"),
-        (
-            {"placement": RemotePlacement("tcp://127.0.0.1:5555", key="k", hosts="h"), "num_workers": 1},
-            "cannot be combined with a placement",
-        ),
+        {"num_workers": 0},
+        {"num_workers": 2, "batch_size": "auto"},
+        {"num_workers": 1, "caller_steps": True},
+        {"num_workers": 1, "spaces": "make"},
+        {"num_workers": 2, "setup_fn": shown_worker, "cleanup_fn": shown_worker},
+        {"num_workers": 2, "preload": ("decimal",)},
+        {"num_workers": 1, "start_method": "spawn"},
+        {"num_workers": 2, "recycle_episodes": 2},
+        {},
     ],
+    ids=lambda given: "-".join(given) or "default",
 )
-def test_arguments_that_need_environments_in_this_process_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        ParallelVectorEnv([ledger()] * 2, workers=WorkerOptions(python=sys.executable), **arguments)
+def test_every_way_to_step_has_the_same_results(arguments: dict[str, Any]) -> None:
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        envs = stepped(entry_point("CartPole-v1"), 4, autoreset_mode=mode, **arguments)
+        reference = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4, autoreset_mode=mode)
+        steps = 40 if "recycle_episodes" in arguments else 100
+        with envs, contextlib.closing(reference):
+            # The first reset of a recycled environment has a seed of its own.
+            ours = list(trace(envs, steps, lambda generator: generator.integers(0, 2, 4), mode))
+            theirs = list(trace(reference, steps, lambda generator: generator.integers(0, 2, 4), mode))
+            if "recycle_episodes" in arguments:
+                assert same(ours[:10], theirs[:10])
+            elif arguments.get("batch_size") != "auto":
+                assert same(ours, theirs)
+
+
+def lean(observations: Any) -> Any:
+    return (observations[:, 2] > 0).astype(int)
+
+
+def rollouts_of(env_fn: Any, **more: Any) -> list[Any]:
+    """Return observations, rewards and ends of some rollouts."""
+    options = {name: more.pop(name) for name in list(more) if name in WorkerOptions.__dataclass_fields__}
+    given: dict[str, Any] = {"num_envs": 4, "num_workers": 2, "mode": "sync", "rollout_length": 30, "seed": 1, **more}
+    names = ("observations", "actions", "rewards", "terminated", "truncated")
+    with AsyncWorkerPool(env_fn, lean, workers=WorkerOptions(**options), **given) as pool:
+        return [[np.array(getattr(one, name)) for name in names] for one in pool.rollouts(Stop(env_steps=600))]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"num_workers": 0},
+        {"num_workers": 1, "num_envs": 1},
+        {"step_threads": 2},
+        {"recycle_episodes": 3},
+        {"on_env_error": "restart_env"},
+        {"on_env_error": "restart_worker"},
+        {"num_workers": 1, "step_workers": 2},
+        {"episode_seeds": True},
+        {"rollout_length": "episode", "mode": "async", "num_workers": 1, "num_envs": 1},
+    ],
+    ids=lambda given: "-".join(given) or "default",
+)
+def test_a_pool_collects_the_same_rollouts_as_with_ordinary_workers(more: dict[str, Any]) -> None:
+    made = entry_point("CartPole-v1")
+    ours, theirs = rollouts_of(made, python=sys.executable, **more), rollouts_of(made, **more)
+    # An asynchronous pool may yield one more episode after the last step that is wanted.
+    count = min(len(ours), len(theirs))
+    assert count > 4
+    assert same(ours[:count], theirs[:count])
+
+
+def test_threads_of_a_worker_step_in_interpreters_of_their_own() -> None:
+    made, options = ledger("Sleeper", seconds=0.2), WorkerOptions(step_threads=4, python=sys.executable)
+    with AsyncWorkerPool(made, lambda o: np.zeros(len(o), int), num_envs=4, rollout_length=5, workers=options) as pool:
+        assert len(set(pool.call("pid"))) == 4
+        next(pool.rollouts())
+        began = time.monotonic()
+        next(pool.rollouts())
+        # One after the other, the steps would take 4 s.
+        assert time.monotonic() - began < 3.5
+
+
+def test_sub_environments_of_a_worker_share_an_interpreter() -> None:
+    with stepped(ledger(), 6, num_workers=2) as envs:
+        assert len(set(envs.call("pid"))) == 2
+
+
+def test_a_sub_environment_that_raises_is_replaced() -> None:
+    made = ledger(fault="raise", at=4)
+    options = WorkerOptions(
+        on_env_error="restart_env", python=sys.executable, restart=RestartPolicy(max_restarts=10**6)
+    )
+    with AsyncWorkerPool(
+        made, lambda o: np.zeros(len(o), int), num_envs=2, num_workers=1, rollout_length=12, workers=options
+    ) as pool:
+        steps = next(pool.rollouts()).observations[:, :, 2].copy()
+    assert set(steps.flat) == {0, 1, 2}
+    assert ((steps[1:] == steps[:-1] + 1) | (steps[1:] == 0)).all()
+
+
+@pytest.mark.more
+def test_the_members_of_a_population_train_in_another_interpreter(tmp_path: Path) -> None:
+    made = entry_point(f"{members.__file__}:Short")
+    found = [
+        members.after(tmp_path / name, 3, env_fn=made, num_workers=1, workers=WorkerOptions(python=python))
+        for name, python in (("ordinary", None), ("elsewhere", sys.executable))
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("more", [{"num_workers": 2}, {"num_workers": 0}, {"step_workers": 2}], ids=str)
+def test_an_evaluation_plays_the_same_episodes(more: dict[str, Any]) -> None:
+    reports = []
+    for python in (None, sys.executable):
+        given = dict(more)
+        options = WorkerOptions(python=python, step_workers=given.pop("step_workers", None))
+        report = parenv.evaluate(lean, entry_point("CartPole-v1"), episodes=6, seed=2, workers=options, **given)
+        reports.append([(one.index, one.episode_return, one.length) for one in report.episodes])
+    assert reports[0] == reports[1]
+
+
+def test_named_policies_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"python=...\) cannot be used with named policies"):
+        AsyncWorkerPool(ledger(), {"a": lean}, num_envs=2, workers=WorkerOptions(python=sys.executable))
 
 
 def test_functions_as_factories_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="must be named"):
         ParallelVectorEnv([lambda: gym.make("CartPole-v1")], workers=WorkerOptions(python=sys.executable))
-
-
-def test_a_pool_needs_step_workers_for_another_interpreter() -> None:
-    with pytest.raises(ConfigurationError, match="needs step_workers"):
-        AsyncWorkerPool(ledger(), lambda o: o, num_envs=2, workers=WorkerOptions(python=sys.executable))
 
 
 @pytest.mark.one_in(7)
@@ -473,20 +608,87 @@ def test_an_environment_that_cannot_be_made_is_an_error_with_the_reason(
         stepped(made, 1, num_workers=1)
 
 
-@pytest.mark.more
-def test_an_interpreter_without_numpy_is_refused(tmp_path: Path) -> None:
+def test_an_environment_without_numpy_needs_no_numpy() -> None:
     # The same interpreter without site packages has no numpy.
-    with pytest.raises(ConfigurationError, match="has no numpy"):
-        stepped(ledger(), 1, (sys.executable, "-S", "-E"), num_workers=1)
+    made = entry_point(str(Path(__file__).with_name("stepped_without_numpy.py")) + ":Counter")
+    with stepped(made, 2, (sys.executable, "-S", "-E"), num_workers=1) as envs:
+        observations, _ = envs.reset()
+        assert observations.dtype == np.float32
+        for t in range(1, 5):
+            observations, rewards, terminated, _, infos = envs.step(np.full((2, 2), 0.25, np.float32))
+            assert observations.tolist() == [[t, t / 2]] * 2
+            assert rewards.tolist() == [1, 1]
+            assert terminated.tolist() == [t == 4] * 2
+            assert infos["kind"].tolist() == ["list"] * 2
 
 
 @pytest.mark.more
-def test_a_program_that_never_connects_is_not_asked_for_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = list[int]()
-    monkeypatch.setattr(StackPipe, "read", lambda pipe, pid: reads.append(pid))
+@pytest.mark.parametrize("version", ["3.6", "3.7"])
+def test_an_old_python_steps(version: str) -> None:
+    if (python := _runs(f"python{version}")) is None:
+        pytest.skip(f"this machine has no Python {version}")
+    made = entry_point(str(Path(__file__).with_name("stepped_without_numpy.py")) + ":Counter")
+    with stepped(made, 2, python, num_workers=1) as envs:
+        envs.reset()
+        assert envs.step(np.zeros((2, 2), np.float32))[0].tolist() == [[1, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("sh", "-c", "echo parenv 2.7.18 1; sleep 100"), "must be Python 3.6 or later, got Python 2.7.18. Correct it"),
+        ("true", "must be a Python interpreter, but it did not answer as one. It ended with code 0. Correct it"),
+        (("sh", "-c", "echo hello; exit 3"), "did not answer as one. It ended with code 3"),
+        ("/etc/passwd", "WorkerOptions.python must be an interpreter or a command that exists"),
+    ],
+)
+def test_a_program_that_is_no_python_gets_a_sentence(command: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        stepped(ledger(), 1, command, num_workers=1)
+
+
+@pytest.mark.more
+def test_python_2_gets_a_sentence() -> None:
+    found = [str(path) for path in Path.home().glob(".pyenv/versions/2.7*/bin/python")]
+    if not found:
+        pytest.skip("this machine has no Python 2.7")
+    with pytest.raises(ConfigurationError, match=r"must be Python 3.6 or later, got Python 2\.7"):
+        stepped(ledger(), 1, found[0], num_workers=1)
+
+
+@pytest.mark.more
+def test_a_program_that_never_answers_meets_the_time_limit() -> None:
     with pytest.raises(WorkerTimeoutError, match="not ready after 1 s"):
         stepped(ledger(), 1, ("sh", "-c", "sleep 1000"), num_workers=1, start_timeout_s=1.0, close_timeout_s=0.1)
-    assert reads == []
+
+
+def test_the_time_limit_is_for_one_step_of_many() -> None:
+    with stepped(ledger("Sleeper", seconds=0.4), 6, num_workers=1, step_timeout_s=1.2) as envs:
+        envs.reset()
+        assert envs.step(np.zeros(6, int))[1].tolist() == [1] * 6
+
+
+@pytest.mark.more
+def test_a_hang_and_a_death_name_the_sub_environment() -> None:
+    made = [ledger(), ledger(), ledger(fault="hang"), ledger()]
+    workers = WorkerOptions(python=sys.executable)
+    with ParallelVectorEnv(made, num_workers=1, step_timeout_s=1.0, workers=workers) as envs:
+        envs.reset()
+        with pytest.raises(WorkerTimeoutError, match=r"during env.step\(\) of env_id 2"):
+            step_three_times(envs)
+    made[2] = ledger(fault="kill")
+    with ParallelVectorEnv(made, num_workers=1, workers=workers) as envs:
+        envs.reset()
+        with pytest.raises(WorkerDiedError, match=r"during env.step\(\) of env_id 2"):
+            step_three_times(envs)
+
+
+def test_the_death_of_an_interpreter_of_this_process_is_an_exception() -> None:
+    envs = stepped(ledger(fault="kill"), 2, num_workers=0)
+    envs.reset()
+    with pytest.raises(SubEnvironmentError, match="was killed by SIGKILL"):
+        step_three_times(envs)
+    envs.close()
 
 
 @pytest.mark.parametrize("name", ["", ":make", "module:", "file.py", "with space:make", 3])

@@ -246,10 +246,11 @@ def recycle_episodes(product: str, directory: Path) -> None:
 
 def python(product: str, directory: Path) -> None:
     options = WorkerOptions(python=sys.executable)
+    raised(ConfigurationError, "must be named", product, options, "", bool)
     if product == "pool":
-        raised(ConfigurationError, "needs step_workers", product, options, "", bool)
+        with AsyncWorkerPool(entry_point("CartPole-v1"), lambda o: o[:, 2] > 0, num_envs=1, workers=options) as pool:
+            assert next(pool.rollouts()).observations.shape[1:] == (1, 4)
     else:
-        raised(ConfigurationError, "must be named", product, options, "", bool)
         with ParallelVectorEnv([entry_point("CartPole-v1")], workers=options) as envs:
             assert envs.reset()[0].shape == (1, 4)
 

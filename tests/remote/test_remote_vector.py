@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -556,3 +557,15 @@ def test_make_vec_takes_a_placement(near: NearHosts) -> None:
     with contextlib.closing(envs):
         assert envs.reset(seed=1)[0].shape == (3, 4)
         assert workers_of(envs).placement.traffic().hosts == 1
+
+
+def test_hosts_step_in_another_interpreter(near: NearHosts) -> None:
+    made, options = parenv.entry_point("CartPole-v1"), parenv.WorkerOptions(python=sys.executable)
+    near.start(2)
+    envs = ParallelVectorEnv([made] * 4, num_workers=2, placement=near.placement(), workers=options)
+    reference = SyncVectorEnv([made] * 4)
+    with envs, contextlib.closing(reference):
+        assert_same(envs.reset(seed=2), reference.reset(seed=2))
+        for _ in range(60):
+            actions = np.ones(4, int)
+            assert_same(envs.step(actions), reference.step(actions))

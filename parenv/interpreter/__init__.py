@@ -1,1 +1,0 @@
-"""Workers in another Python interpreter, or in a container on this machine."""
