@@ -94,7 +94,10 @@ class WorkerRows:
             end -= column.size
 
     def forget(self) -> None:
-        """Treat all later answers as new, even with the number of an earlier answer."""
+        """Forget the requests to an earlier process, and treat all later answers as new, whatever their number."""
+        # A request that killed the earlier process is unfinished, and the next process would serve it again.
+        self._requests[0][:] = 0
+        fence()
         self._finished[:] = -1
         self._kinds[:] = 0
         self._seen = self._finished.copy()

@@ -18,7 +18,7 @@ from parenv.memory.maps import StepBufferMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.spaces import leaves
 from parenv.memory.status_slot import STATUS_SLOT_BYTES
-from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.memory.step_buffer import KINDS, STEP, OwnRequests, StepBuffer, StepBufferSpec
 from parenv.placement.local import LocalPlacement
 from parenv.process.wake_up import Answers
 from parenv.protocol.frames import Sender, from_frames, to_frames
@@ -110,6 +110,15 @@ def test_only_answered_rows_are_copied_once_with_their_infos(worker: int, data: 
             else not driver.step_buffer.infos[row].any()
         )
     assert host.rows.answers(1 << 20) == []
+
+
+def test_the_next_process_does_not_serve_a_request_to_the_one_before() -> None:
+    host = Side(1, 0)
+    requests = OwnRequests(host.step_buffer, host.mine)
+    host.step_buffer.requested[host.mine] = 9 * KINDS + STEP
+    assert [number for number, _ in requests.due()] == [9 * KINDS + STEP]
+    host.rows.forget()
+    assert requests.due() == []
 
 
 def test_the_same_number_is_an_answer_again_after_the_process_was_replaced() -> None:
