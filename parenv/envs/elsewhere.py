@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from parenv.errors import ConfigurationError, NotDataError, SubEnvironmentError
+from parenv.errors import ConfigurationError, NotDataError, SubEnvironmentError, embedded
 from parenv.memory.spaces import rebuild
 from parenv.memory.status_slot import StatusSlot
 from parenv.options import WorkerOptions
@@ -441,7 +441,7 @@ def _sendable(what: str, value: Any) -> Any:
     try:
         return encode(value, refuse)
     except TooDeepError as error:
-        raise NotDataError(f"{what} must be plain data: {error}. Flatten them.") from None
+        raise NotDataError(f"{what} must be plain data: {embedded(error)}. Flatten them.") from None
 
 
 def _received(what: str, form: Any) -> Any:
