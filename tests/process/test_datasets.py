@@ -579,9 +579,6 @@ def test_pools_without_rollouts_of_one_agent_are_refused() -> None:
         AsyncWorkerPool("CartPole-v1", {"runner": lean}, num_workers=0, episode_seeds=True)
     with AsyncWorkerPool("CartPole-v1", {"runner": lean}, num_workers=0) as pool:
         refused(pool, "named policies", seeds=False)
-    python = WorkerOptions(python=sys.executable, step_workers=1)
-    with pytest.raises(ConfigurationError, match=r"cannot be combined with episode_seeds=True"):
-        AsyncWorkerPool("CartPole-v1", lean, num_envs=2, workers=python, episode_seeds=True)
     with pytest.raises(ConfigurationError, match="single Gymnasium environments, got a OwnVectorEnv"):
         AsyncWorkerPool(native, zeros, num_workers=0, num_envs=2, episode_seeds=True)
 
