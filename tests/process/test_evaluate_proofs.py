@@ -128,8 +128,11 @@ def test_the_file_is_the_same_with_centralized_inference(undisturbed: Any, tmp_p
 
 
 @contextmanager
-def workers_killed_every(seconds: float) -> Iterator[list[int]]:
-    """Kill a random worker in regular intervals. Yield the list of their process ids, which grows meanwhile."""
+def workers_killed_every(seconds: float, out: Path) -> Iterator[list[int]]:
+    """Kill a random worker in regular intervals, once there are results. Yield their process ids, which grow in number.
+
+    The death of a worker while all start is an error, and a busy machine takes longer than an interval to start them.
+    """
     killed: list[int] = []
     over = threading.Event()
 
@@ -137,7 +140,7 @@ def workers_killed_every(seconds: float) -> Iterator[list[int]]:
         choose = random.Random(0)
         while not over.wait(seconds):
             workers = [one for server in psutil.Process().children() for one in server.children()]
-            if workers:
+            if workers and out.exists() and out.stat().st_size:
                 with suppress(psutil.NoSuchProcess):
                     (victim := choose.choice(workers)).kill()
                     killed.append(victim.pid)
@@ -154,7 +157,7 @@ def workers_killed_every(seconds: float) -> Iterator[list[int]]:
 @pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_the_file_is_the_same_with_workers_killed_every_second(undisturbed: Any, tmp_path: Path) -> None:
-    with workers_killed_every(1.0) as killed:
+    with workers_killed_every(1.0, tmp_path / "results.jsonl") as killed:
         report = evaluate(tmp_path / "results.jsonl", num_workers=3, retries=1000)
     assert report.overall.failures == {}
     assert killed
