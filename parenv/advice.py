@@ -193,20 +193,15 @@ def _workers_of(setting: Setting) -> str:
     return "num_workers" if setting.step_workers is None else "step_workers"
 
 
-def _busy_s(statistics: PoolStatistics) -> float:
-    worked_s = statistics.environment_seconds + statistics.acting_seconds
-    return worked_s + statistics.committing_seconds + statistics.learning_seconds
-
-
 def _too_few_cores(statistics: PoolStatistics) -> bool:
     """Return whether workers lose more time to each other than to sleep, so that more workers would not help."""
     contended_s, sleeping_s = statistics.contended_seconds, statistics.sleeping_seconds
-    return contended_s >= NOTABLE * _busy_s(statistics) and contended_s > sleeping_s
+    return contended_s >= NOTABLE * statistics.busy_seconds and contended_s > sleeping_s
 
 
 def _workers_off_their_cores(statistics: PoolStatistics, setting: Setting) -> Iterator[Fact]:
     """Yield the time that workers waited for a core or slept. Only the longer one points at the number of workers."""
-    busy_s, too_few_cores, name = _busy_s(statistics), _too_few_cores(statistics), _workers_of(setting)
+    busy_s, too_few_cores, name = statistics.busy_seconds, _too_few_cores(statistics), _workers_of(setting)
     fewer = name if too_few_cores and getattr(setting, name) > 1 else None
     for fact, seconds, pointer, change in (
         ("workers waiting for a core", statistics.contended_seconds, fewer, f"fewer workers ({name})"),

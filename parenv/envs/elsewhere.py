@@ -1,6 +1,6 @@
 """Environments in another Python interpreter, with the interface of Gymnasium.
 
-A worker steps and resets them as its own. Only :func:`begin_steps` is special: it sends the actions of many of them in
+A worker steps and resets them as its own. Only :class:`StepBatch` is special: it sends the actions of many of them in
 one message, before the worker takes the results one by one.
 """
 
@@ -261,7 +261,7 @@ class EnvElsewhere(gym.Env[Any, Any]):
         return self._interpreter
 
     def take_begun(self, observation: Any, kind: int, form: Any) -> None:
-        """Take the result of a reset that no call has asked for yet."""
+        """Keep the result of a reset until :meth:`reset` is called."""
         if kind == FAILED_RESET:
             self.begun = _error(form)
         else:
@@ -269,7 +269,7 @@ class EnvElsewhere(gym.Env[Any, Any]):
 
     @property
     def has_result(self) -> bool:
-        """Whether there is a result that was not taken."""
+        """True if the environment keeps a result of a step or a reset."""
         return self.stepped is not _NOTHING or self.begun is not _NOTHING
 
     def step(self, action: Any) -> Any:

@@ -406,7 +406,8 @@ class Plan:
         spaces: Spaces of a sub-environment that the user gave, or ``None``.
         max_frozen: Maximum number of frozen versions.
         has_drawn_seed: Whether the user gave no seed.
-        chooses_workers: Whether the user gave no number of workers, of step workers or of machines.
+        chooses_workers: Whether the user gave no number of workers or step workers, and all of them are on this machine
+            and belong to this learner.
     """
 
     job: Job
@@ -500,7 +501,10 @@ def make_plan(given: PoolArguments) -> Plan:
         spaces=given_spaces(given.spaces, job.factories),
         max_frozen=max_frozen,
         has_drawn_seed=given.seed is None,
-        chooses_workers=given.num_workers is None and given.placement is None and not is_one,
+        chooses_workers=given.num_workers is None
+        and given.placement is None
+        and not is_one
+        and this_learner().world_size == 1,
     )
 
 

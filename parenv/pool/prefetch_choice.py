@@ -89,6 +89,5 @@ class PrefetchChoice:
 
     def _times(self) -> Times:
         found = self._counters.statistics()
-        busy = found.environment_seconds + found.acting_seconds + found.learning_seconds + found.committing_seconds
         waited = found.driver_seconds.get("waiting", 0.0)
-        return Times(found.waiting_seconds, busy, waited, sum(found.driver_seconds.values()) - waited)
+        return Times(found.waiting_seconds, found.busy_seconds, waited, sum(found.driver_seconds.values()) - waited)

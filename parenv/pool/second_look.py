@@ -58,7 +58,8 @@ def gain_of_more_workers(before: Times, after: Times, num_workers: int, most: in
     busy, computed, queued, loop, idle = (new - old for new, old in zip(after, before, strict=True))
     if busy <= 0.0 or loop <= 0.0:
         return 1.0
-    waits = max(0.0, busy - computed - queued) / busy
+    # The queue of a worker that was replaced meanwhile begins at 0 again.
+    waits = max(0.0, busy - computed - max(0.0, queued)) / busy
     return loop / (loop - idle * waits * (1.0 - num_workers / most))
 
 
@@ -102,9 +103,8 @@ class PoolSecondLook:
         queued = [one.queued_s for one in times if one is not None]
         if len(queued) < len(times):
             return None
-        busy = found.environment_seconds + found.acting_seconds + found.learning_seconds + found.committing_seconds
         loop, idle = sum(found.driver_seconds.values()), found.driver_seconds.get("waiting", 0.0)
-        return Times(busy, found.processor_seconds, sum(queued), loop, idle)
+        return Times(found.busy_seconds, found.processor_seconds, sum(queued), loop, idle)
 
 
 def looks(
@@ -112,13 +112,14 @@ def looks(
 ) -> list[PrefetchChoice | PoolSecondLook]:
     """Return what looks at the first rollouts of a pool: to choose ``prefetch="auto"``, and at its number of workers.
 
-    A number of workers that the user has given is not looked at, and neither are workers of other machines.
+    A number of workers that the user has given is not looked at, and neither are workers of other machines. A worker
+    whose environments are in another interpreter sleeps while that one computes, so its times do not show a wait.
     """
     num_envs, num_workers = sum(plan.job.shares), len(plan.job.shares)
     found: list[PrefetchChoice | PoolSecondLook] = []
     if plan.chooses_prefetch and isinstance(scheduler, Dispatch):
         found.append(PrefetchChoice(num_workers, scheduler, counters))
     most = min(num_envs, max(usable_cores(), MOST_WAITING_WORKERS))
-    if plan.chooses_workers and most > num_workers:
+    if plan.chooses_workers and plan.job.options.python is None and most > num_workers:
         found.append(PoolSecondLook(workers, most, counters))
     return found

@@ -126,6 +126,11 @@ class PoolStatistics(Summarized):
     evaluation: EvaluationResult | None = None
     frozen_policies: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds that workers spent on rollouts, summed over all workers: all parts without the waiting."""
+        return self.environment_seconds + self.acting_seconds + self.committing_seconds + self.learning_seconds
+
     def metrics(self) -> dict[str, float]:
         """Return the statistics as a flat dict, see :meth:`parenv.AsyncWorkerPool.metrics`."""
         return metrics_of(POOL, self)

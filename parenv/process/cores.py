@@ -40,7 +40,8 @@ def recommended_num_workers(
     cores = usable_cores() if cores is None else cores
     if parallelism == "gradient":
         return cores
-    return max(1, cores - max(mode == "async", cores // 3))
+    least = 1 if mode == "async" else 0
+    return max(1, cores - max(least, cores // 3))
 
 
 class Learner(NamedTuple):

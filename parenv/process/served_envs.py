@@ -257,7 +257,7 @@ def _scalar(dtype: str, item: Any) -> Any:
 
 
 def _numpy() -> Any:
-    """Import numpy; return ``None`` if there is none."""
+    """Import numpy; return ``None`` if it is not installed."""
     try:
         return importlib.import_module("numpy")
     except ImportError:

@@ -82,7 +82,7 @@ def stack_descriptor() -> int:
 
 @contextlib.contextmanager
 def with_stack_of(pid: int | None) -> Iterator[None]:
-    """Have another process write its stack when this one is asked for its own, while this one waits for it.
+    """Show the stack of another process in place of the stack of this one, while this process waits for it.
 
     This thread must wait in a call that signals interrupt. Only the main thread handles signals, so in another thread
     this changes nothing.

@@ -1,7 +1,7 @@
 """Wake-ups: how one process wakes another.
 
-A wake-up carries no data. A process that is woken looks in shared memory for what there is to do, and sleeps again if
-there is nothing. So a needless wake-up is harmless. A process that notifies another one writes the reason first. Each
+A wake-up carries no data. A process that is woken looks in shared memory for its work, and sleeps again if it finds
+none. So a needless wake-up is harmless. A process that notifies another one writes the reason first. Each
 wake-up is kept until the other process sleeps, so none is lost.
 
 The main process sleeps on an eventfd, because it waits for other descriptors too. The workers of a vector env sleep on

@@ -68,9 +68,9 @@ def accelerate(
     before the block, and the next reset repeats their seeds. The first ``learn`` in the block and the first ``learn``
     after it begin with a reset. If a worker dies, ``learn`` raises.
 
-    A model that ``accelerate`` cannot accelerate stays as it is, with one warning that names the reason: another
-    algorithm such as ARS, a vec env other than ``DummyVecEnv``, or environments that cannot be pickled. In sync mode,
-    so does a model whose environments have so short steps that workers would be slower. About 25 ms measure this.
+    A model that ``accelerate`` cannot accelerate stays as it is, with one warning that names the reason. Reasons are
+    another algorithm such as ARS, a vec env other than ``DummyVecEnv``, and environments that cannot be pickled. In
+    sync mode, steps that are so short that workers would be slower are a reason too. A worker measures this in 25 ms.
 
     ``mode="sync"``: the model learns bitwise the same as without workers, with any number of workers. This includes
     stochastic policies, action noise, gSDE, ``VecNormalize``, ``VecFrameStack``, ``VecMonitor``, truncation bootstraps
@@ -220,10 +220,15 @@ class AcceleratedRun:
     @functools.cached_property
     def _env_step_s(self) -> float | None:
         """Seconds of a step of one environment, or ``None`` if they cannot be measured."""
-        # A worker steps the copy, because a step may be what ends a process. Its environment may fail in any way.
+        # A worker makes and steps the copy, because a step may be what ends a process. With a given number of workers,
+        # caller_steps="auto" asks for the measurement. The environment may fail in any way.
+        original = self._original
+        options: dict[str, Any] = {"spaces": (original.observation_space, original.action_space)}
         with (
             contextlib.suppress(Exception),
-            contextlib.closing(LibraryVectorEnv(self._factories[:1], is_silent=True)) as envs,
+            contextlib.closing(
+                LibraryVectorEnv(self._factories[:1], is_silent=True, num_workers=1, caller_steps="auto", **options)
+            ) as envs,
         ):
             return envs.measured_step_s
         return None

@@ -72,7 +72,7 @@ class Connection:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether no message of a host has come over this connection."""
+        """True if no host has sent a message over this connection."""
         return not self.key and not self.is_closing
 
 
