@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from sampling import one_in
 
 from parenv.remote.net import tcp
 from parenv.remote.net.admission import REASONS
+from parenv.remote.net.connections import shut
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.host_keys import (
     AllowList,
@@ -423,6 +425,26 @@ def test_an_oversize_frame_ends_the_connection_of_its_sender_alone(scene: Scene)
     scene.talk.until(lambda: host.look() == "lost")
     scene.talk.until(lambda: scene.listener.admission.ended > 0 and bool(scene.talk.others))
     assert [[len(frame) for frame in frames] for _, frames in scene.talk.others] == [[4, MAX_BYTES - 20]]
+
+
+def test_a_connection_that_ends_during_its_first_message_is_one_of_a_host(scene: Scene) -> None:
+    scene.talk.turn()  # The other host is known from now on.
+    admission, host = scene.listener.admission, scene.host("beta")
+    heard = admission.heard
+
+    def ends_meanwhile(fd: int, key: bytes) -> None:
+        connection = admission._live.get(fd)
+        if connection is not None and not connection.key:
+            shut(fd, connection.port)
+            deadline = time.monotonic() + LIMIT_S
+            while admission._live.get(fd) is connection and time.monotonic() < deadline:
+                time.sleep(0.001)
+        heard(fd, key)
+
+    admission.heard = ends_meanwhile  # type: ignore[method-assign]
+    host.send([b"first"])
+    scene.talk.until(lambda: admission.ended > 0 or bool(scene.refusals))
+    assert (admission.ended, scene.refusals) == (1, {})
 
 
 def test_a_host_that_is_removed_cannot_come_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

@@ -59,13 +59,15 @@ class Connection:
         peer: IP address of the peer.
 
     Attributes:
-        key: Public key of the host, known after its first message.
+        has_sent: Whether a host has sent a message over it.
+        key: Public key of the host, known after its first message, if it may stay.
         ends_s: Monotonic time at which the connection must be closed.
         is_closing: Whether it is being closed.
     """
 
     port: int
     peer: str
+    has_sent: bool = False
     key: bytes = b""
     ends_s: float = math.inf
     is_closing: bool = False
@@ -73,7 +75,7 @@ class Connection:
     @property
     def is_stranger(self) -> bool:
         """True if no host has sent a message over this connection."""
-        return not self.key and not self.is_closing
+        return not self.has_sent and not self.is_closing
 
 
 class Admission:
@@ -107,6 +109,7 @@ class Admission:
         self._allowed, self._max_connections = allowed, max_connections
         self._live: dict[int, Connection] = {}
         self._judged = self._named = self._unheard = 0
+        self._counting = threading.Lock()
         self._address = ""
         self._authenticator = Authenticator(context, log=_NO_LOG)
         self._authenticator.configure_curve_callback(tcp.ZAP_DOMAIN, self)
@@ -134,14 +137,19 @@ class Admission:
         self._judged += 1
         return bool(self._name_of(key, self._address))
 
-    def first_message(self, key: bytes, peer: str) -> str:
+    def first_message(self, fd: int, key: bytes, peer: str) -> str:
         """Return the name of the host whose first message has come, or an empty text if it may not stay.
 
         Args:
+            fd: Descriptor of its connection.
             key: Public key of the host.
             peer: IP address of the host.
         """
-        self._named += 1
+        # The connection may end now. The thread must find it either as a stranger, or counted here.
+        with self._counting:
+            if (connection := self._live.get(fd)) is not None:
+                connection.has_sent = True
+                self._named += 1
         # The thread changes the dict meanwhile. copy() is atomic under the GIL.
         if sum(bool(one.key) for one in self._live.copy().values()) >= self._max_connections:
             return self._refuse("too many connections", peer)
@@ -244,14 +252,17 @@ class Admission:
         if event == zmq.EVENT_ACCEPTED:
             self._live[fd] = Connection(port, peer_of(fd, port))
             return
-        if (ended := self._live.pop(fd, None)) is None:
-            return
-        if ended.is_stranger:
-            # The events do not report whether a key was judged over this connection. If as many keys were judged as
-            # hosts have sent a message or were gone before, none was.
-            if self._judged == self._named + self._unheard:
-                self._refuse("handshake", ended.peer)
+        with self._counting:
+            if (ended := self._live.pop(fd, None)) is None:
                 return
-            self._unheard += 1
+            is_unjudged = False
+            if ended.is_stranger:
+                # The events do not report whether a key was judged over this connection. If as many keys were judged
+                # as hosts have sent a message or were gone before, none was.
+                is_unjudged = self._judged == self._named + self._unheard
+                self._unheard += not is_unjudged
+        if is_unjudged:
+            self._refuse("handshake", ended.peer)
+            return
         self.ended += 1
         self._wake_up.notify()

@@ -148,7 +148,7 @@ class HostListener:
         except ProtocolError:
             return self._expel(peer, fd, address, "sequence")
         if stream.received == 1:
-            stream.fd, stream.host = fd, self.admission.first_message(key, address)
+            stream.fd, stream.host = fd, self.admission.first_message(fd, key, address)
             if not stream.host:
                 return self._expel(peer, fd, address)
         self.admission.heard(fd, key)
