@@ -37,5 +37,5 @@ def generation_of(used: Any, worker: int) -> int:
 
 def deaths_of(pool: Any, worker: int) -> list[Exception]:
     """Return the list of errors for which a worker of a pool has been replaced. The pool appends to it."""
-    deaths: list[Exception] = pool._session._supervisor.deaths[worker]
+    deaths: list[Exception] = pool._session._crew._restarts.deaths[worker]
     return deaths

@@ -17,7 +17,7 @@ LAYERS = [
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},
     {"remote"},
-    {"supervision"},
+    {"crew"},
     {"pool", "vector", "population"},
     {"records", "advice"},
     {"learning"},
@@ -117,7 +117,7 @@ def test_torch_is_imported_lazily() -> None:
 
 
 def test_remote_is_imported_only_through_its_entry_point() -> None:
-    entry_point, outside = PACKAGE / "supervision" / "launch.py", {"remote", "cli"}
+    entry_point, outside = PACKAGE / "crew" / "launch.py", {"remote", "cli"}
     for path in MODULES:
         if package_of(path) in outside:
             continue
@@ -211,10 +211,9 @@ LARGE_ON_PURPOSE = {
     "pool/pool.py:AsyncWorkerPool": "the public class: all methods of a pool, a few lines each",
     "remote/host.py:HostSession": "a host's side of one connection, whose state all methods share",
     "remote/placement.py:HostsPlacement": "all methods of Placement, over the scheduler, the exchange and the versions",
-    "supervision/supervisor.py:Supervisor": "the states of a worker between its death and its return",
-    "supervision/workers.py:Workers": "all messages to and from workers, a few lines each",
+    "crew/workers.py:Workers": "all messages to and from workers, a few lines each",
     "vector/env.py:ParallelVectorEnv": "the attributes and methods of Gymnasium's vector envs",
-    "vector/backend.py:Backend": "all workers of a vector env, on top of wake-ups, the step buffer and the supervisor",
+    "vector/backend.py:Backend": "all workers of a vector env, on top of wake-ups, the step buffer and the crew",
     "vector/vector_session.py:VectorSession": "the state of every request",
 }
 

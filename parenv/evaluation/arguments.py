@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parenv.argument_checks import at_least, is_callable, options_of
+from parenv.crew.partition import leave_to_pools, split
 from parenv.envs.entry_point import factories_of
 from parenv.envs.factories import Factories
 from parenv.envs.seeding import task_episode_seed
@@ -25,7 +26,6 @@ from parenv.policy.devices import check_devices
 from parenv.policy.made_policies import MadePolicies, made
 from parenv.policy.policy import PolicyFactory, as_policy
 from parenv.process.cores import recommended_num_workers
-from parenv.supervision.partition import leave_to_pools, split
 from parenv.worker.job import EpisodeJob
 
 DEFAULT_NUM_ENVS = 8

@@ -35,7 +35,7 @@ class CentralSession(EvaluationSession):
         policy = copied(plan.policies)[UNNAMED]
         super().__init__(plan)
         job, num_rows = plan.job, sum(plan.job.shares)
-        fit = Fit.of(job.options, self._supervisor.workers.warn)
+        fit = Fit.of(job.options, self._crew.workers.warn)
         self._batches = PolicyBatches(policy, plan.device, job.deterministic, num_rows, fit)
         self._closing.callback(self._batches.close)
         self._rows = {place: EpisodeRow(self._batch_row(place)) for place in self._free}

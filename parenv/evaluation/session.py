@@ -8,6 +8,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from parenv.crew.calls import OpenCall
+from parenv.crew.events import Back, Event, Lost
+from parenv.crew.failures import ended_by
+from parenv.crew.launch import start_workers
+from parenv.crew.workers import FOREVER_S
 from parenv.errors import HostLostError, WorkerMemoryError
 from parenv.evaluation.arguments import EvaluationPlan
 from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
@@ -16,11 +21,6 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import header_bytes
 from parenv.policy.assignment import UNNAMED
 from parenv.protocol.messages import Failure
-from parenv.supervision.calls import start_workers
-from parenv.supervision.failures import ended_by
-from parenv.supervision.questions import Question
-from parenv.supervision.supervisor import Back, Lost
-from parenv.supervision.workers import FOREVER_S
 from parenv.worker.episode_envs import AskedEpisode
 
 _log = logging.getLogger("parenv")
@@ -63,7 +63,7 @@ class EvaluationSession:
     def __init__(self, plan: EvaluationPlan) -> None:
         self._plan, job = plan, plan.job
         self._in_progress: dict[Place, QueuedEpisode] = {}
-        self._asked: dict[Question, list[Place]] = {}
+        self._asked: dict[OpenCall, list[Place]] = {}
         self._task_of: dict[Place, str] = {}
         self._lost: deque[LostEpisode] = deque()
         self._playable: set[str] = set()
@@ -72,7 +72,7 @@ class EvaluationSession:
             stack.callback(memory.close)
             policies = {} if job.policies is None else job.policies.sources
             named = {"policy": policies.get(UNNAMED), "tasks": job.factories}
-            self._supervisor = start_workers(stack, job, named, memory, inline=plan.inline, tell=self._note)
+            self._crew = start_workers(stack, job, named, memory, inline=plan.inline, hear=self._hear)
             self._closing = stack.pop_all()
         self._free = {Place(worker, row) for worker, share in enumerate(job.shares) for row in range(share)}
 
@@ -91,13 +91,13 @@ class EvaluationSession:
         """
         self._begin(queue)
         self._act()
-        self._supervisor.events(FOREVER_S)
+        self._crew.listen(FOREVER_S)
         found = [self._repeated(queue, lost) for lost in self._taken_losses()]
-        for question, places in list(self._asked.items()):
-            if self._supervisor.questions.answered(question):
-                del self._asked[question]
-                answer = self._supervisor.questions.answers(question)[places[0].worker]
-                answers = answer if question.method == "advance" else [answer]
+        for call, places in list(self._asked.items()):
+            if call.is_answered:
+                del self._asked[call]
+                answer = self._crew.calls.take(call)[places[0].worker]
+                answers = answer if call.method == "advance" else [answer]
                 for place, one in zip(places, answers, strict=True):
                     found.append(self._take(queue, place, self._in_progress[place], one))
         return [result for result in found if result is not None]
@@ -152,24 +152,25 @@ class EvaluationSession:
 
     def _ask(self, method: str, places: list[Place], arguments: tuple[Any, ...]) -> None:
         """Call the worker of some sub-environments."""
-        question = self._supervisor.questions.begin(method, {places[0].worker: arguments})
-        self._asked[question] = places
+        call = self._crew.calls.begin(method, {places[0].worker: arguments})
+        self._asked[call] = places
 
-    def _note(self, event: Lost | Back) -> bool:
+    def _hear(self, event: Event) -> bool:
         """Note the episodes that end with a worker, and return whether one of them may be the cause.
 
         This is called before another process overwrites the status slot, which names the environment at work.
         """
-        workers = self._supervisor.workers
+        workers = self._crew.workers
         if isinstance(event, Back):
             self._free.update(Place(event.worker, row) for row in range(workers.shares[event.worker]))
             return False
+        assert isinstance(event, Lost)
         self._free = {place for place in self._free if place.worker != event.worker}
         at_work = workers.env_at_work(event.worker) - workers.env_ids(event.worker)[0]
-        for question, (place, *_) in list(self._asked.items()):
+        for call, (place, *_) in list(self._asked.items()):
             if place.worker == event.worker:
-                del self._asked[question]
-                self._supervisor.questions.forget(question)
+                del self._asked[call]
+                self._crew.calls.forget(call)
         mine = [place for place in self._in_progress if place.worker == event.worker]
         blames_one = any(place.row == at_work for place in mine)
         for place in mine:
@@ -202,11 +203,11 @@ class EvaluationSession:
         if failure.doing in _BEFORE_STEPS and is_new:
             raise self._in_words(failure, place, episode)
         error = f"{failure.kind[1]}: {failure.message}"
-        if isinstance(made := self._supervisor.workers.error_of(failure, place.worker), WorkerMemoryError):
+        if isinstance(made := self._crew.workers.error_of(failure, place.worker), WorkerMemoryError):
             error = f"WorkerMemoryError: {made}"
         return self._repeated(queue, LostEpisode(episode, True, "environment_error", error))
 
     def _in_words(self, failure: Failure, place: Place, episode: QueuedEpisode) -> Exception:
-        error = self._supervisor.workers.error_of(failure, place.worker)
+        error = self._crew.workers.error_of(failure, place.worker)
         error.args = (f"task {episode.task!r}: {error.args[0] if error.args else error}",)
         return error

@@ -109,7 +109,7 @@ def _arrival(
         extras=[extra.name for extra in spec.extras],
     )
     if spec.rollout_length == WHOLE_EPISODES:
-        episodes = [EpisodeStatistics.of_columns(*said.report[2]) for said in commits]
+        episodes = [EpisodeStatistics.of_columns(*said.episodes) for said in commits]
         rollout = replace(rollout, episodes=EpisodeStatistics.joined(episodes))
     return _arrived(rollout, block, arrays[0], commits, _samples(rollout, columns, commits))
 
@@ -124,9 +124,9 @@ def _arrival_by_policy(
     policy_lag: int,
 ) -> Arrival:
     for worker, said in zip(block.workers, commits, strict=True):
-        versions.heard(worker, *said.report[3:])
+        versions.note_use(worker, said.table, said.in_use)
     played = versions.played(dict(enumerate(arrays[0]["versions", 0][0].tolist())))
-    samples = [said.report[0] for said in commits]
+    samples = [said.env_steps for said in commits]
     rollouts = assemble_agents(
         spec,
         arrays,
@@ -149,7 +149,7 @@ def _arrived(rollout: Any, block: Block, arrays: Arrays, commits: Sequence[Commi
         samples=samples,
         gradients=arrays.get(("gradients", 0)),
         norms=stamps["gradient_norm"].tolist(),
-        metrics=[said.report[1] for said in commits],
+        metrics=[said.metrics for said in commits],
         commits=stamps,
         replaced=[said.replaced for said in commits],
     )
@@ -157,7 +157,7 @@ def _arrived(rollout: Any, block: Block, arrays: Arrays, commits: Sequence[Commi
 
 def _samples(rollout: Rollout, columns: Sequence[Columns], commits: Sequence[Commit]) -> list[int]:
     """Return the env steps of each worker. Nothing is counted if every step is valid."""
-    samples = [said.report[0] for said in commits]
+    samples = [said.env_steps for said in commits]
     if None not in samples:
         return samples
     first, T = columns[0].first, rollout.rewards.shape[0]

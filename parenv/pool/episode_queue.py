@@ -83,7 +83,7 @@ class EpisodeParts:
             self._generations[worker] = generation
             self._started[worker].clear()
         self._commits.append((worker, stamps))
-        values = cut({**rows_of_slot(arrays), **_rows_of_objects(commit.objects)}, 0, commit.report[0])
+        values = cut({**rows_of_slot(arrays), **_rows_of_objects(commit.objects)}, 0, commit.env_steps)
         ends = arrays["ends", 0][: int(stamps["num_ends"][0])].copy()
         carry = {name: array[:1].copy() for name, array in arrays.items() if name[0] == "carry"}
         found, started = 0, self._started[worker]
@@ -165,7 +165,7 @@ class EpisodeQueue(RolloutQueue):
 
     def __init__(self, *arguments: Any, spec: RolloutSpec) -> None:
         super().__init__(*arguments)
-        self._episodes = EpisodeParts(spec, len(self._blocks))
+        self._episodes = EpisodeParts(spec, len(self._room.blocks))
 
     def next(self, deadline: float) -> Arrival | None:
         """Return the next episode, or ``None`` if none arrives until the deadline on the monotonic clock."""
@@ -191,7 +191,7 @@ class EpisodeQueue(RolloutQueue):
         return self.scheduler.under_way() + Counter(whole.worker for whole in self._episodes.complete)
 
     def _add(self, key: CreditKey, slot: int, commit: Commit) -> None:
-        block = self._blocks[key.worker]
+        block = self._room.blocks[key.worker]
         arrays, is_leased = self._opened(block, slot)
         self.in_progress.note(block, arrays[0], [commit])
         self._episodes.add(block, arrays[0], commit, is_leased)

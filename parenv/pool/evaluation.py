@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from parenv.crew.calls import OpenCall
+from parenv.crew.crew import Crew
 from parenv.experience.agent_rollouts import evaluated
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.summary import Summarized
 from parenv.pool.events import Evaluated
 from parenv.pool.statistics import PoolStatistics
 from parenv.pool.versions import Version, Versions
-from parenv.supervision.questions import Question
-from parenv.supervision.supervisor import Supervisor
 from parenv.worker.evaluation import APART, BESIDE, IN_PLACE
 
 
@@ -23,7 +23,7 @@ class BegunEvaluation:
     """Evaluation beside the training, and its result or error when that is known.
 
     Args:
-        question: Question that workers answer.
+        call: OpenCall that workers answer.
         version: Version that is evaluated.
         env_steps: Number of env steps before it.
         began: Time of its beginning on the performance counter.
@@ -31,7 +31,7 @@ class BegunEvaluation:
         error: Exception that it raised, or ``None``.
     """
 
-    question: Question
+    call: OpenCall
     version: Version
     env_steps: int
     began: float
@@ -43,7 +43,7 @@ class Evaluator:
     """Has workers run episodes, in one evaluation at a time, so that at most one version is kept for it.
 
     Args:
-        supervisor: Supervisor of the workers.
+        crew: Crew of the workers.
         versions: Versions of the policies.
         totals: Statistics of the pool, which have the env steps before a version.
         tell: Function that receives the event of every result.
@@ -55,12 +55,12 @@ class Evaluator:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        crew: Crew,
         versions: Versions,
         totals: PoolStatistics,
         tell: Callable[[Evaluated], object],
     ) -> None:
-        self._supervisor, self._versions, self._totals, self._tell = supervisor, versions, totals, tell
+        self._crew, self._versions, self._totals, self._tell = crew, versions, totals, tell
         self.begun = 0
         self.last: EvaluationResult | None = None
         self._under_way: BegunEvaluation | None = None
@@ -72,22 +72,22 @@ class Evaluator:
     def run(self, episodes: int, deterministic: bool, in_place: bool) -> EpisodeStatistics:
         """Run episodes with the newest version on all workers, and wait for them."""
         began, newest = time.perf_counter(), self._versions.newest
-        questions = self._questions(episodes, deterministic, IN_PLACE if in_place else APART)
-        answers = self._supervisor.ask("evaluate", questions, newest[:2])
+        calls = self._calls(episodes, deterministic, IN_PLACE if in_place else APART)
+        answers = self._crew.ask("evaluate", calls, newest[:2])
         return self._done(answers, newest, self._totals.env_steps, began, beside=False).episodes
 
     def begin(self, episodes: int, deterministic: bool) -> BegunEvaluation:
         """Begin an evaluation during the training, and return it. If another is in progress, return that one."""
         if self._under_way is None:
             newest = self._versions.newest
-            questions = self._questions(episodes, deterministic, BESIDE)
-            question = self._supervisor.questions.begin("evaluate", questions, newest[:2])
-            self._under_way = BegunEvaluation(question, newest, self._totals.env_steps, time.perf_counter())
+            calls = self._calls(episodes, deterministic, BESIDE)
+            call = self._crew.calls.begin("evaluate", calls, newest[:2])
+            self._under_way = BegunEvaluation(call, newest, self._totals.env_steps, time.perf_counter())
         return self._under_way
 
     def finish(self, listen: Callable[[], object]) -> None:
         """Wait for the evaluation in progress, and take its result as :meth:`collect` does."""
-        while self._under_way is not None and not self._supervisor.questions.answered(self._under_way.question):
+        while self._under_way is not None and not self._under_way.call.is_answered:
             listen()
         self.collect()
 
@@ -97,20 +97,20 @@ class Evaluator:
         Raises:
             Exception: Exception of the evaluation.
         """
-        found, questions = self._under_way, self._supervisor.questions
-        if found is None or not questions.answered(found.question):
+        found, calls = self._under_way, self._crew.calls
+        if found is None or not found.call.is_answered:
             return
         self._under_way = None
         try:
-            answers = questions.answers(found.question)
+            answers = calls.take(found.call)
         except Exception as error:
             found.error = error
             raise
         found.result = self._done(answers, found.version, found.env_steps, found.began, beside=True)
 
-    def _questions(self, episodes: int, deterministic: bool, where: str) -> dict[int, tuple[Any, ...]]:
+    def _calls(self, episodes: int, deterministic: bool, where: str) -> dict[int, tuple[Any, ...]]:
         self.begun += 1
-        newest, num_workers = self._versions.newest, len(self._supervisor.workers.shares)
+        newest, num_workers = self._versions.newest, len(self._crew.workers.shares)
         wanted = {w: episodes // num_workers + (w < episodes % num_workers) for w in range(num_workers)}
         return {w: (n, deterministic, self.begun, where, *newest) for w, n in wanted.items() if n}
 

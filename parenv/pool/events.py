@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from parenv.crew.events import Back, Lost
 from parenv.experience.episodes import EvaluationResult
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import Dispatch
-from parenv.supervision.supervisor import Back, Lost
 
 
 class Asked(NamedTuple):
@@ -39,7 +39,7 @@ class Evaluated(NamedTuple):
     beside: bool
 
 
-class Questioned(NamedTuple):
+class Called(NamedTuple):
     """A method of sub-environments is about to be called."""
 
     method: str
@@ -49,7 +49,7 @@ class Resumed(NamedTuple):
     """The pool continues from the state of another one."""
 
 
-Event = Asked | Delivered | Published | Evaluated | Questioned | Resumed | Lost | Back
+Event = Asked | Delivered | Published | Evaluated | Called | Resumed | Lost | Back
 
 
 class Observer:

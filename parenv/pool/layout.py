@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from parenv.crew.workers import Workers
 from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.assembly import Columns
@@ -36,7 +37,6 @@ from parenv.pool.versions import Synchronization, Versions
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
-from parenv.supervision.workers import Workers
 
 
 class Arena:
@@ -136,7 +136,7 @@ def lay_out(
         ConfigurationError: Sub-environments differ in their spaces or agents, or there is not enough memory.
     """
     described = _checked_spaces(ready, plan)
-    spec, together = _spec(plan, described, ready[0]), plan.mode == "sync"
+    spec, together = _spec(plan, described, ready[0]), plan.given.mode == "sync"
     blocks = _blocks(spec, [workers.env_ids(worker) for worker in range(len(ready))], together)
     largest = max((block.layout for block in blocks), key=lambda layout: layout.total_bytes)
     leases = SYNC_LEASES if together else len(ready) + 2

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from parenv.crew.crew import Crew, Product
+from parenv.crew.launch import inline_placement, local_launch, worker_placement
+from parenv.crew.workers import Workers
 from parenv.envs.factories import Spaces
 from parenv.memory.maps import VersionMap
 from parenv.memory.pool_signals import RoundSignals
@@ -26,13 +30,8 @@ from parenv.pool.prefetch_choice import FIRST
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Synchronization, Versions
-from parenv.protocol.messages import Layout
-from parenv.supervision.failures import failure_of_worker
-from parenv.supervision.launch import inline_placement, local_launch, worker_placement
-from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
-from parenv.supervision.workers import Workers
 
-Parts = tuple[contextlib.ExitStack, Arena, Versions, Supervisor, RolloutQueue, Spaces]
+Parts = tuple[contextlib.ExitStack, Arena, Versions, Crew, RolloutQueue, Spaces]
 """Parts of a running pool. The first one closes all others."""
 
 
@@ -51,37 +50,29 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         plan.recorder.begin(plan.about)
         arena = Arena(num_workers, modules_of(job.policies), job.places)
         stack.callback(arena.close)
-        versions = Versions(job.policies, arena.writers, job.places, job.settings, plan.max_frozen, num_workers)
+        versions = Versions(job.policies, arena.writers, job.places, job.settings, plan.given.max_frozen, num_workers)
         names = tuple(job.policies) if job.is_named else ()
         placement = _placement_for(plan, VersionMap(names, arena.maps, lambda number: versions.tables[number]))
         limit = None if plan.inline else job.options.max_memory_bytes
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker, limit)
-        launch, layouts = with_launch(arena.memory.fd), list[Layout]()
-
-        def tell(event: Lost | Back) -> None:
-            if isinstance(event, Lost):
-                counters.failures.add(failure_of_worker(*event))
-            observers.tell(event)
-
-        product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
+        launch, asked = with_launch(arena.memory.fd), None
         if isinstance(placement, LocalPlacement):
             arena.synchronization = synchronization = Synchronization(arena.memory.map(), num_workers, placement)
-            launch = replace(launch, descriptors=synchronization.descriptors)
-            product = product._replace(asked=synchronization.asked)
-        supervisor = Supervisor(workers, job.options, product)
-        stack.callback(supervisor.close, job.options.close_timeout_s)
-        spaces, room = lay_out(plan, workers, arena, versions, supervisor.start())
-        begin_round = _rounds(arena.mapping, num_workers, placement) if plan.mode == "sync" else _no_round
-        layouts += room.layouts
-        for worker, layout in enumerate(layouts):
-            workers.say(worker, layout)
+            launch, asked = replace(launch, descriptors=synchronization.descriptors), synchronization.asked
+        crew = Crew(workers, job.options, lambda _: launch, processes=not plan.inline)
+        stack.callback(crew.close, job.options.close_timeout_s)
+        spaces, room = lay_out(plan, workers, arena, versions, crew.start())
+        begin_round = _rounds(arena.mapping, num_workers, placement) if plan.given.mode == "sync" else _no_round
         scheduler = _scheduler(plan, len(workers.shares))
-        drop_lag = plan.max_policy_lag if plan.on_stale == "drop" else None
+        drop_lag = plan.given.max_policy_lag if plan.given.on_stale == "drop" else None
         in_progress = EpisodesInProgress(sum(workers.shares), workers.first_env_id)
         arrival_of = arrivals(room.spec, versions)
-        about = scheduler, arrival_of, room, drop_lag, supervisor, versions, counters, begin_round, in_progress
-        queue = EpisodeQueue(*about, spec=room.spec.groups[0]) if job.in_parts else RolloutQueue(*about)
-        return stack.pop_all(), arena, versions, supervisor, queue, spaces
+        about = scheduler, arrival_of, room, drop_lag, crew, versions, counters, begin_round, in_progress
+        kind = partial(EpisodeQueue, spec=room.spec.groups[0]) if job.in_parts else RolloutQueue
+        queue = kind(*about, observers.tell)
+        product = Product(lambda worker: [room.layouts[worker]], queue.hear)
+        crew.serve(product if asked is None else product._replace(asked=asked))
+        return stack.pop_all(), arena, versions, crew, queue, spaces
 
 
 def _no_round(sequence: int) -> None:
@@ -103,13 +94,13 @@ def _rounds(head: Any, num_workers: int, placement: Placement) -> Callable[[int]
 
 
 def _scheduler(plan: Plan, num_workers: int) -> Dispatch | Rounds:
-    if plan.mode == "sync":
+    if plan.given.mode == "sync":
         return Rounds(num_workers)
-    lag = plan.max_policy_lag
+    lag = plan.given.max_policy_lag
     if lag is not None and plan.job.keeps is not None:
         lag -= plan.job.keeps  # A row may be by a version that was this much older when its part was requested.
     prefetch = FIRST if plan.chooses_prefetch else plan.prefetch
-    return plan.recorder.dispatch(num_workers, prefetch, lag, pace=plan.on_stale == "pace")
+    return plan.recorder.dispatch(num_workers, prefetch, lag, pace=plan.given.on_stale == "pace")
 
 
 def _launch_for(plan: Plan) -> Callable[[int], Launch]:
@@ -131,5 +122,5 @@ def _placement_for(plan: Plan, weights: VersionMap) -> Placement:
         ConfigurationError: The address for hosts cannot be used.
     """
     if not plan.inline:
-        return worker_placement(plan.placement, weights, plan.job.options)
+        return worker_placement(plan.given.placement, weights, plan.job.options)
     return inline_placement(lambda: replace(plan.job, policies=copied_for_worker(plan.job.policies)))

@@ -188,7 +188,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         plan, shares = self._session.plan, self._session.workers.shares
         if plan.job.in_parts:
             return MAX_EPISODE_STEPS
-        return plan.job.rollout_length * (sum(shares) if plan.mode == "sync" else max(shares))
+        return plan.job.rollout_length * (sum(shares) if plan.given.mode == "sync" else max(shares))
 
     @property
     def single_observation_space(self) -> Space[object]:
@@ -437,13 +437,13 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         setting = Setting(
             num_workers=0 if plan.inline else self.num_workers,
             num_envs=self.num_envs,
-            mode=plan.mode,
+            mode=plan.given.mode,
             parallelism="experience" if plan.gradient is None else "gradient",
             rollout_length="episode" if length == WHOLE_EPISODES else length,
             step_workers=options.step_workers,
             worker_device=options.devices[0],
         )
-        return facts_of(self.statistics(), setting, plan.max_policy_lag)
+        return facts_of(self.statistics(), setting, plan.given.max_policy_lag)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of the workers and the main process from now on until the pool is closed.
@@ -526,9 +526,10 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     def __repr__(self) -> str:
         plan, about = self._session.plan, self._session.plan.about
         where = "in this process" if plan.inline else f"on {self.num_workers} workers"
+        length = about["rollout_length"] or "whole episodes"
         return (
-            f"<{type(self).__name__} of {self.num_envs} sub-environments {where}: {plan.mode}, {about['parallelism']}, "
-            f"rollouts of {about['rollout_length'] or 'whole episodes'}, policy version {self.policy_version}"
+            f"<{type(self).__name__} of {self.num_envs} sub-environments {where}: {about['mode']}, "
+            f"{about['parallelism']}, rollouts of {length}, policy version {self.policy_version}"
             f"{', closed' if self.closed else ''}>"
         )
 

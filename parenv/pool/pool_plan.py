@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import Space
 
 from parenv.argument_checks import at_least, is_callable, one_of, options_of
+from parenv.crew.partition import Part, part_of, placed_workers
 from parenv.envs.entry_point import factories_of
 from parenv.envs.episode_seeds import EPISODE_SEED, with_episode_seeds
 from parenv.envs.factories import EnvFn, Factories, Spaces, given_spaces
@@ -35,7 +36,6 @@ from parenv.policy.snapshots import flat_layout, module_of, modules_of, tensors_
 from parenv.pool.events import Observer
 from parenv.pool.prefetch_choice import MAX_PREFETCH
 from parenv.process.cores import own_cores, own_file, this_learner
-from parenv.supervision.partition import Part, part_of, placed_workers
 from parenv.worker.job import GradientJob, Job
 
 _OPTIONS_OF_PUBLISH = ("min_kl", "on", "settings")
@@ -393,56 +393,52 @@ class Plan:
     """Checked arguments of a pool, and the job of its workers.
 
     Args:
+        given: The arguments, with the policies that factories have made.
         job: Job of the workers.
-        inline: Whether the only worker runs in this process.
-        mode: ``"sync"`` or ``"async"``.
         gradient: How gradients of workers are reduced. ``None`` for experience.
         prefetch: Maximum number of rollouts that a worker may run ahead.
-        chooses_prefetch: Whether a measurement decides this number.
-        max_policy_lag: Bound on the lag, in publishes, or ``None``.
-        on_stale: ``"pace"`` or ``"drop"``.
         recorder: Observer that records the run or has it repeat another one.
-        placement: Where workers run. ``None``: on this machine.
         spaces: Spaces of a sub-environment that the user gave, or ``None``.
-        max_frozen: Maximum number of frozen versions.
-        has_drawn_seed: Whether the user gave no seed.
         chooses_workers: Whether the user gave no number of workers or step workers, and all of them are on this machine
             and belong to this learner.
     """
 
+    given: PoolArguments
     job: Job
-    inline: bool
-    mode: Mode
     gradient: GradientOptions | None
     prefetch: int
-    chooses_prefetch: bool
-    max_policy_lag: int | None
-    on_stale: OnStale
     recorder: Observer
-    placement: Placing
     spaces: Spaces | None
-    max_frozen: int
-    has_drawn_seed: bool
     chooses_workers: bool
+
+    @property
+    def inline(self) -> bool:
+        """True if the only worker runs in this process."""
+        return self.given.num_workers == 0
+
+    @property
+    def chooses_prefetch(self) -> bool:
+        """True if a measurement decides how far workers run ahead."""
+        return self.given.prefetch == "auto" and self.given.mode == "async"
 
     @property
     def credits(self) -> int:
         """Maximum number of rollouts of one worker that are in progress at once."""
-        return _credits(self.mode, self.prefetch)
+        return _credits(self.given.mode, self.prefetch)
 
     @property
     def about(self) -> dict[str, Any]:
         """Description of the pool for a recording."""
         return {
             "seed": self.job.seed,
-            "mode": self.mode,
+            "mode": self.given.mode,
             "parallelism": "experience" if self.gradient is None else "gradient",
             "rollout_length": self.job.rollout_length,
             "sub-environments of each worker": list(self.job.shares),
             "first env_id": self.job.first_env_id,
             "prefetch": self.prefetch,
-            "max_policy_lag": self.max_policy_lag,
-            "on_stale": self.on_stale,
+            "max_policy_lag": self.given.max_policy_lag,
+            "on_stale": self.given.on_stale,
             **({"policies": list(self.job.policies)} if self.job.is_named else {}),
         }
 
@@ -455,11 +451,13 @@ def make_plan(given: PoolArguments) -> Plan:
     """
     given, policy_factories = _made(given)
     check_arguments(given)
+    lag = given.max_policy_lag
+    # Users may pass integers of numpy, which a recording cannot keep.
+    given = replace(given, max_frozen=int(given.max_frozen), max_policy_lag=None if lag is None else int(lag))
     options = options_of("workers", given.workers, WorkerOptions)
     gradient = options_of("gradient", given.gradient, GradientOptions) if given.parallelism == "gradient" else None
     recorder, factories = _recorder(given), _factories(given)
-    prefetch = MAX_PREFETCH if given.prefetch == "auto" else int(given.prefetch)  # Users may pass integers of numpy.
-    max_frozen = int(given.max_frozen)
+    prefetch = MAX_PREFETCH if given.prefetch == "auto" else int(given.prefetch)
     num_envs = factories.count or given.num_envs
     is_one = options.step_workers and given.num_workers is None
     num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
@@ -471,7 +469,7 @@ def make_plan(given: PoolArguments) -> Plan:
         factories=_stepped(factories, options, part),
         policies=MadePolicies(policies, policy_factories),
         policy_of=given.policy_of,
-        places=_places(policies, in_use) + (max_frozen if given.is_named else 0),
+        places=_places(policies, in_use) + (given.max_frozen if given.is_named else 0),
         postprocess=given.postprocess,
         options=options,
         rollout_length=WHOLE_EPISODES if whole_episodes else int(given.rollout_length),
@@ -487,24 +485,15 @@ def make_plan(given: PoolArguments) -> Plan:
         cores=None if options.step_workers or given.placement else own_cores(len(part.shares), options.threads),
         keeps=_keeps(given, len(part.shares) * _credits(given.mode, prefetch)) if whole_episodes else None,
     )
+    chooses_workers = given.num_workers is None and given.placement is None and this_learner().world_size == 1
     return Plan(
+        given=given,
         job=job,
-        inline=given.num_workers == 0,
-        mode=given.mode,
         gradient=gradient,
         prefetch=prefetch,
-        chooses_prefetch=given.prefetch == "auto" and given.mode == "async",
-        max_policy_lag=None if given.max_policy_lag is None else int(given.max_policy_lag),
-        on_stale=given.on_stale,
         recorder=recorder,
-        placement=given.placement,
         spaces=given_spaces(given.spaces, job.factories),
-        max_frozen=max_frozen,
-        has_drawn_seed=given.seed is None,
-        chooses_workers=given.num_workers is None
-        and given.placement is None
-        and not is_one
-        and this_learner().world_size == 1,
+        chooses_workers=chooses_workers and not is_one,
     )
 
 
@@ -531,7 +520,7 @@ def _keeps(given: PoolArguments, num_credits: int) -> int | None:
     """
     if given.max_policy_lag is None or given.on_stale == "drop":
         return None
-    return max(0, int(given.max_policy_lag) - (num_credits - 1))
+    return max(0, given.max_policy_lag - (num_credits - 1))
 
 
 def _places(policies: Mapping[str, Any], versions: int) -> int:

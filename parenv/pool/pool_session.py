@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parenv.crew.partition import each_worker
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.gradient import Gradient
@@ -14,14 +15,13 @@ from parenv.experience.rollout import Rollout
 from parenv.policy.capabilities import refuse
 from parenv.pool.arrival import Arrival
 from parenv.pool.evaluation import Evaluator
-from parenv.pool.events import Asked, Delivered, Observer, Observers, Published, Questioned, Resumed
+from parenv.pool.events import Asked, Called, Delivered, Observer, Observers, Published, Resumed
 from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.second_look import looks
 from parenv.pool.session_holder import Session
 from parenv.pool.statistics import Counters, DriverTimer, PoolStatistics
-from parenv.supervision.partition import each_worker
 
 
 class PoolSession(Session):
@@ -47,8 +47,8 @@ class PoolSession(Session):
         self.observers = Observers([plan.recorder, Observer()])
         self._accumulator = Accumulator(plan.gradient, job.layout, totals) if plan.gradient and job else None
         parts = opened(plan, self._counters, self.observers)
-        self.closing, self._arena, self.versions, self._supervisor, self._queue, spaces = parts
-        self.evaluator = Evaluator(self._supervisor, self.versions, totals, self.observers.tell)
+        self.closing, self._arena, self.versions, self._crew, self._queue, spaces = parts
+        self.evaluator = Evaluator(self._crew, self.versions, totals, self.observers.tell)
         self.observation_space, self.action_space = spaces
         self._looks = looks(plan, self.workers, self._queue.scheduler, self._counters)
 
@@ -153,8 +153,8 @@ class PoolSession(Session):
             # A recorded run can be repeated only if no rollout is in progress during a call.
             while self.plan.recorder.orders and self._queue.scheduler.versions_in_use():
                 self._queue.listen()
-            self.observers.tell(Questioned(method))
-            answers = self._supervisor.ask(method, calls)
+            self.observers.tell(Called(method))
+            answers = self._crew.ask(method, calls)
         by_env_id = {
             workers.env_ids(worker)[column]: answer
             for worker, (columns, *_) in calls.items()
@@ -163,9 +163,9 @@ class PoolSession(Session):
         return tuple(by_env_id[env_id] for env_id in chosen)
 
     def ask_workers(self, method: str, arguments: Mapping[int, tuple[Any, ...]], *weights: Any) -> dict[int, Any]:
-        """Call workers, see :meth:`~parenv.supervision.supervisor.Supervisor.ask`. The time counts as calling."""
+        """Call workers, see :meth:`~parenv.crew.crew.Crew.ask`. The time counts as calling."""
         with self._timer.during("calling"):
-            return self._supervisor.ask(method, arguments, *weights)
+            return self._crew.ask(method, arguments, *weights)
 
     def observe(self, timeline: Observer) -> None:
         """Close the former timeline, and send events to this one from now on."""
@@ -184,7 +184,7 @@ class PoolSession(Session):
             env_steps_per_second=self._counters.totals.env_steps / collecting_s if collecting_s > 0 else 0.0,
             policy_version=self.version,
             workers_alive=self.workers.placement.alive(),
-            worker_restarts=self._supervisor.restarts,
+            worker_restarts=self._crew.restarts,
             messages=self.workers.messages,
             hosts=traffic.hosts,
             bytes_sent=traffic.sent,
@@ -201,7 +201,7 @@ class PoolSession(Session):
             "policy_version": self.version,
             "settings": self.versions.state(),
             "evaluations": self.evaluator.begun,
-            "worker_restarts": self._supervisor.restarts,
+            "worker_restarts": self._crew.restarts,
             "statistics": self._counters.state(),
             "episodes_in_progress": self._queue.in_progress.get_state(),
             "seconds": self._timer.seconds,
@@ -216,7 +216,7 @@ class PoolSession(Session):
             )
         self.versions.resume(state["policy_version"], state["settings"], policies)
         self._queue.scheduler.version = state["policy_version"]
-        self.evaluator.begun, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
+        self.evaluator.begun, self._crew.restarts = state["evaluations"], state["worker_restarts"]
         self._counters.load(state["statistics"])
         if "episodes_in_progress" in state:  # A state of parenv 0.2.0 has none.
             self._queue.in_progress.set_state(state["episodes_in_progress"])

@@ -8,6 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from parenv.crew.crew import Crew
+from parenv.crew.events import Back, Committed, Event, Lost
+from parenv.crew.failures import ended_by, failure_of_worker
+from parenv.crew.workers import FOREVER_S
 from parenv.errors import during
 from parenv.pool.arrival import Arrival, ArrivalOf, Block
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
@@ -16,9 +20,6 @@ from parenv.pool.layout import Room
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
-from parenv.supervision.failures import ended_by
-from parenv.supervision.supervisor import Event, Lost, Supervisor
-from parenv.supervision.workers import FOREVER_S, Committed
 
 _log = logging.getLogger("parenv")
 
@@ -31,11 +32,12 @@ class RolloutQueue:
         arrival_of: Function that makes an arrival from the arrays of a slot.
         room: Slots.
         drop_lag: Policy lag in publishes above which a rollout is dropped when its turn comes. ``None``: never.
-        supervisor: Supervisor of the workers.
+        crew: Crew of the workers.
         versions: Versions of the policies.
         counters: Counters of the pool.
         begin_round: Function that is called with the number of new credits before they are sent.
         in_progress: Episodes in progress.
+        tell: Function that receives each loss and return of a worker after the queue.
     """
 
     def __init__(
@@ -44,18 +46,18 @@ class RolloutQueue:
         arrival_of: ArrivalOf,
         room: Room,
         drop_lag: int | None,
-        supervisor: Supervisor,
+        crew: Crew,
         versions: Versions,
         counters: Counters,
         begin_round: Callable[[int], object],
         in_progress: EpisodesInProgress,
+        tell: Callable[[Lost | Back], object],
     ) -> None:
         self.scheduler, self._begin_round = scheduler, begin_round
-        self._arrival_of, self._blocks = arrival_of, room.blocks
-        self._slots, self._max_leases = room.slots, room.leases
+        self._arrival_of, self._room, self._slots = arrival_of, room, room.slots
         self._drop_lag = drop_lag
-        self._supervisor, self._versions, self._counters = supervisor, versions, counters
-        self.in_progress = in_progress
+        self._crew, self._versions, self._counters = crew, versions, counters
+        self.in_progress, self._tell = in_progress, tell
         # The key of both is the credit that represents the rollout.
         self._slot_of: dict[CreditKey, int] = {}
         self._commits: defaultdict[CreditKey, dict[int, Commit]] = defaultdict(dict)
@@ -71,7 +73,7 @@ class RolloutQueue:
             commits = [committed[worker] for worker in sorted(committed)]
             if self._drop_lag is None or lag <= self._drop_lag:
                 return self._take(key, slot, commits, lag)
-            block = self._blocks[key.worker]
+            block = self._room.blocks[key.worker]
             arrays = self._slots.arrays(block.layout, slot, self._slots.peek(slot))
             self.in_progress.note(block, arrays[0], commits)
             self._slots.release(slot)
@@ -85,7 +87,27 @@ class RolloutQueue:
 
     def listen(self, timeout_s: float = FOREVER_S) -> None:
         """Wait until a rollout is committed, which may free the version that acted in it."""
-        self._note(self._supervisor.events(timeout_s))
+        self._crew.listen(timeout_s)
+
+    def hear(self, event: Event) -> None:
+        """Take a committed rollout, or note a loss or a return of a worker."""
+        match event:
+            case Committed(worker, commit):
+                key = CreditKey(worker, commit.sequence)
+                if self.scheduler.commit(key):
+                    self._commits[self.scheduler.rollout_of(key)][worker] = commit
+            case Lost(worker, reason, again):
+                self._counters.failures.add(failure_of_worker(worker, reason))
+                self._tell(event)
+                if not again:
+                    self.in_progress.worker_lost(worker, ended_by(reason))
+                    # The lost process writes nothing more to these slots, so other workers may use them.
+                    for key in self.scheduler.lose(worker):
+                        self._slots.release(self._slot_of.pop(key))
+            case Back(worker):
+                self._tell(event)
+                for key in self.scheduler.regain(worker):
+                    self._give(key)
 
     def _chosen(self, deadline: float, in_use: bool = False) -> CreditKey | None:
         """Return the credit of the rollout to yield. The learner is done with those before, unless they are in use."""
@@ -94,7 +116,6 @@ class RolloutQueue:
             in_hand, self._in_hand = self._in_hand, []
             for key in in_hand:
                 self.scheduler.done(key)
-        self._note(self._supervisor.past_events())
         self._issue()
         chosen = self._wait(self.scheduler.patience(deadline))
         if chosen is not None:
@@ -126,26 +147,11 @@ class RolloutQueue:
         if self._credit is None or (self._credit.sequence, self._credit.slot, self._credit.policy_version) != about:
             which = self._versions[about[2]]
             self._credit = Credit(*about[:2], which.number, which.place, which.snapshot)
-        self._supervisor.workers.say(key.worker, self._credit)
-
-    def _note(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if isinstance(event, Committed):
-                key = CreditKey(event.worker, event.commit.sequence)
-                if self.scheduler.commit(key):
-                    self._commits[self.scheduler.rollout_of(key)][event.worker] = event.commit
-            elif isinstance(event, Lost):
-                self.in_progress.worker_lost(event.worker, ended_by(event.reason))
-                # The lost process writes nothing more to these slots, so other workers may use them.
-                for key in self.scheduler.lose(event.worker):
-                    self._slots.release(self._slot_of.pop(key))
-            else:
-                for key in self.scheduler.regain(event.worker):
-                    self._give(key)
+        self._crew.workers.say(key.worker, self._credit)
 
     def _take(self, key: CreditKey, slot: int, commits: Sequence[Commit], lag: int) -> Arrival:
         """Return the rollout in a slot, over the slot itself, or as a copy if the user holds too many."""
-        block, version = self._blocks[key.worker], self.scheduler.version_of(key)
+        block, version = self._room.blocks[key.worker], self.scheduler.version_of(key)
         arrays, is_leased = self._opened(block, slot)
         self.in_progress.note(block, arrays[0], commits)
         arrival = self.in_progress.add_lost(self._arrival_of(block, arrays, commits, version, lag))
@@ -162,6 +168,6 @@ class RolloutQueue:
 
     def _opened(self, block: Block, slot: int) -> tuple[list[Mapping[tuple[str, Any], Any]], bool]:
         """Return the arrays of a slot, and whether it is leased. Otherwise, copy from it and release it."""
-        is_leased = self._slots.leased < self._max_leases
+        is_leased = self._slots.leased < self._room.leases
         root = self._slots.lease(slot) if is_leased else self._slots.peek(slot)
         return self._slots.arrays(block.layout, slot, root), is_leased

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from parenv.crew.warning import Warner
+from parenv.crew.workers import Workers
 from parenv.pool.dispatch import Dispatch, Scheduler
 from parenv.pool.pool_plan import Plan
 from parenv.pool.prefetch_choice import PrefetchChoice
 from parenv.pool.statistics import Counters
 from parenv.process.cores import usable_cores
 from parenv.process.processor_time import processor_time
-from parenv.supervision.warning import Warner
-from parenv.supervision.workers import Workers
 from parenv.vector.choice import MOST_WAITING_WORKERS
 from parenv.vector.second_look import LEAST_GAIN
 

@@ -13,15 +13,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from parenv.crew.crew import Crew
+from parenv.crew.one_thread import OneThread
+from parenv.crew.warning import Warner
+from parenv.crew.workers import Workers
 from parenv.errors import PoolBusyError, shorten
 from parenv.experience.episodes import EvaluationResult
 from parenv.options import Stop, WorkerOptions
 from parenv.pool.stream_counts import StreamCounts, StreamLog
 from parenv.process.forks import Owner
-from parenv.supervision.one_thread import OneThread
-from parenv.supervision.supervisor import Supervisor
-from parenv.supervision.warning import Warner
-from parenv.supervision.workers import Workers
 from parenv.transport.interrupts import Deferred
 
 
@@ -43,7 +43,7 @@ class Session:
     closing: contextlib.ExitStack
     undelivered: Any = None
     log: StreamLog | None = None
-    _supervisor: Supervisor
+    _crew: Crew
 
     def __init__(self, what: str, options: WorkerOptions) -> None:
         self.owner, self.close_timeout_s = Owner(what), options.close_timeout_s
@@ -51,12 +51,12 @@ class Session:
     @property
     def workers(self) -> Workers:
         """Workers of the session."""
-        return self._supervisor.workers
+        return self._crew.workers
 
     @property
     def is_over(self) -> bool:
         """True if a worker is gone and will not be replaced, so that the session cannot continue."""
-        return self._supervisor.over
+        return self._crew.over
 
     @property
     def evaluation(self) -> EvaluationResult | None:

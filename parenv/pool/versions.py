@@ -73,7 +73,7 @@ class Versions:
         self._is_named = UNNAMED not in policies
         self._serial = 0
         self._played: dict[int, Played] = {}
-        self._heard = dict.fromkeys(range(num_workers), (-1, frozenset[int]()))
+        self._in_use = dict.fromkeys(range(num_workers), (-1, frozenset[int]()))
         for name, writer in weights.items():
             writer.write(module_of(policies[name]), 0, None)
         own = {name: {**getattr(policy, "settings", {}), **settings.get(name, {})} for name, policy in policies.items()}
@@ -290,7 +290,7 @@ class Versions:
         self._take(self.newest.number, {**self.table, name: replace(row, may_be_drawn=False)})
         self._released[name] = self._serial
 
-    def heard(self, worker: int, serial: int, acting: Sequence[int]) -> None:
+    def note_use(self, worker: int, serial: int, acting: Sequence[int]) -> None:
         """Drop released versions that no worker uses any more.
 
         Args:
@@ -298,10 +298,10 @@ class Versions:
             serial: Number of the table that the worker has loaded.
             acting: Indices of the policies in its current episodes.
         """
-        self._heard[worker] = (serial, frozenset(acting))
+        self._in_use[worker] = (serial, frozenset(acting))
         for name, since in list(self._released.items()):
             index = self.table[name].index
-            if all(heard >= since and index not in acting for heard, acting in self._heard.values()):
+            if all(loaded >= since and index not in acting for loaded, acting in self._in_use.values()):
                 del self._released[name]
                 self._take(self.newest.number, {n: row for n, row in self.table.items() if n != name})
 

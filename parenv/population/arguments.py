@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from parenv.argument_checks import at_least, one_of, options_of
+from parenv.crew.partition import leave_to_pools, placed_workers
 from parenv.envs.entry_point import factories_of
 from parenv.envs.factories import Factories
 from parenv.envs.seeding import evolution_seed, root_seed
@@ -20,7 +21,6 @@ from parenv.options import Mode, Placing, RemotePlacement, WorkerOptions
 from parenv.policy.devices import check_devices
 from parenv.population.selection import Evolve, Range, check_values, checked_ranges
 from parenv.process.cores import recommended_num_workers
-from parenv.supervision.partition import leave_to_pools, placed_workers
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Fitness, Member
 

@@ -7,14 +7,20 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from parenv.crew.calls import OpenCall
+from parenv.crew.crew import Crew
+from parenv.crew.events import Back, Event, Lost
+from parenv.crew.launch import start_workers
+from parenv.crew.workers import FOREVER_S
 from parenv.errors import ConfigurationError, HostLostError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
+from parenv.placement.base import drained
 from parenv.pool.session_holder import Session
 from parenv.population.arguments import PopulationPlan
 from parenv.population.lineage import Lineage
@@ -30,10 +36,6 @@ from parenv.population.schedule import (
 )
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Failure
-from parenv.supervision.calls import start_workers
-from parenv.supervision.questions import Question
-from parenv.supervision.supervisor import Back, Event, Lost, Supervisor
-from parenv.supervision.workers import FOREVER_S
 from parenv.worker.member import Member, made, restore
 
 _log = logging.getLogger("parenv")
@@ -56,9 +58,13 @@ class PopulationSession(Session):
         self._lineage = Lineage(plan.lineage, plan.about)
         self._figures = PopulationStatistics()
         self._reports: deque[Report] = deque()
-        self._in_progress: dict[int, tuple[TrainingRound, Question]] = {}
+        self._in_progress: dict[int, tuple[TrainingRound, OpenCall]] = {}
         self._died_of: Exception | None = None
-        self.closing, self._memory, self._places, self._supervisor = _opened(plan, self.schedule.num_places)
+        # A member may die with its worker, which raises. The crew is in the middle of the loss when it reports it.
+        self._changes: deque[Event] = deque()
+        self.closing, self._memory, self._places, self._crew = _opened(
+            plan, self.schedule.num_places, self._changes.append
+        )
         self.closing.callback(self._lineage.close)
         self._idle = set(range(len(plan.job.shares)))
 
@@ -72,7 +78,8 @@ class PopulationSession(Session):
         while not self._reports:
             self._begin_rounds()
             left = deadline - time.monotonic()
-            self._handle(self._supervisor.events(max(0.0, min(left, FOREVER_S))))
+            self._crew.listen(max(0.0, min(left, FOREVER_S)))
+            self._handle(drained(self._changes))
             self._take_answers()
             if left <= 0:
                 break
@@ -84,7 +91,7 @@ class PopulationSession(Session):
         scores = [score for score in self.schedule.scores.values() if not math.isnan(score)]
         return replace(
             self._figures,
-            worker_restarts=self._supervisor.restarts,
+            worker_restarts=self._crew.restarts,
             best_score=max(scores, default=math.nan),
             mean_score=sum(scores) / len(scores) if scores else math.nan,
         )
@@ -130,7 +137,7 @@ class PopulationSession(Session):
             self._places.write_bytes(place, [memoryview(content)])
         self.schedule.load(state["evolution"])
         self._figures = PopulationStatistics(**state["statistics"])
-        self._supervisor.restarts = self._figures.worker_restarts
+        self._crew.restarts = self._figures.worker_restarts
         self._reports.extend(map(Report.of_data, state["reports"]))
 
     def _begin_rounds(self) -> None:
@@ -146,12 +153,12 @@ class PopulationSession(Session):
                 # A host does not share the memory of the places: the state travels with the request and the answer.
                 source = begun.source if begun.source == NOWHERE else self._places.read(begun.source)
                 arguments = *begun[:3], source, NOWHERE
-            self._in_progress[worker] = begun, self._supervisor.questions.begin("turn", {worker: arguments})
+            self._in_progress[worker] = begun, self._crew.calls.begin("turn", {worker: arguments})
         self._figures = self._figures.plus(evolving_seconds=time.perf_counter() - began)
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Lost):
+            if isinstance(event, Lost) and not event.again:
                 self._idle.discard(event.worker)
                 self._lose_round(event)
             elif isinstance(event, Back):
@@ -161,27 +168,26 @@ class PopulationSession(Session):
         """Repeat a training round on another worker, from the member's last report."""
         if lost.worker not in self._in_progress:
             return
-        begun, question = self._in_progress.pop(lost.worker)
-        self._supervisor.questions.forget(question)
+        begun, call = self._in_progress.pop(lost.worker)
+        self._crew.calls.forget(call)
         self._figures = self._figures.plus(lost_turns=1)
         if not self.schedule.lost(begun.member, blamed=not isinstance(lost.reason, HostLostError)):
             self._end_round(begun.member, self._death(lost.reason))
 
     def _take_answers(self) -> None:
-        questions = self._supervisor.questions
-        for worker, (begun, question) in list(self._in_progress.items()):
-            if questions.answered(question):
+        for worker, (begun, call) in list(self._in_progress.items()):
+            if call.is_answered:
                 del self._in_progress[worker]
                 self._idle.add(worker)
-                self._end_round(begun.member, self._outcome(worker, begun, question))
+                self._end_round(begun.member, self._outcome(worker, begun, call))
 
-    def _outcome(self, worker: int, begun: TrainingRound, question: Question) -> Outcome:
+    def _outcome(self, worker: int, begun: TrainingRound, call: OpenCall) -> Outcome:
         try:
-            answer = self._supervisor.questions.answers(question)[worker]
+            answer = self._crew.calls.take(call)[worker]
         except Exception as error:  # The worker has raised an error outside the member's code, such as SystemExit.
             return self._death(error)
         if "failure" in answer:
-            return self._death(self._supervisor.workers.error_of(Failure(*answer["failure"]), worker))
+            return self._death(self._crew.workers.error_of(Failure(*answer["failure"]), worker))
         if worker >= self.plan.num_local:
             answer["state_bytes"] = self._places.write(begun.target, answer.pop("state"))
         self._check_memory(int(answer["state_bytes"]))
@@ -234,12 +240,12 @@ class PopulationSession(Session):
 
 
 def _opened(
-    plan: PopulationPlan, num_places: int
-) -> tuple[contextlib.ExitStack, SharedMemory, MemberPlaces, Supervisor]:
+    plan: PopulationPlan, num_places: int, hear: Callable[[Event], object]
+) -> tuple[contextlib.ExitStack, SharedMemory, MemberPlaces, Crew]:
     """Start the workers and wait until all are ready. If that fails, nothing is left.
 
     Returns:
-        A stack that closes everything, the shared memory, the places in it, and the supervisor.
+        A stack that closes everything, the shared memory, the places in it, and the crew.
     """
     job = plan.job
     named = {"env_fn": job.factories, "make_member": job.make_member, "learn": job.learn, "fitness": job.fitness}
@@ -248,7 +254,7 @@ def _opened(
         memory = SharedMemory(places.offset(num_places))
         stack.callback(memory.close)
         places.buffer = memory.map()
-        supervisor = start_workers(
-            stack, job, named, memory, inline=plan.inline, placement=plan.placement, optimizers=True
+        crew = start_workers(
+            stack, job, named, memory, hear=hear, inline=plan.inline, placement=plan.placement, optimizers=True
         )
-        return stack.pop_all(), memory, places, supervisor
+        return stack.pop_all(), memory, places, crew

@@ -178,17 +178,24 @@ class Commit:
     Args:
         sequence: Number of the credit.
         objects: Values of spaces without a fixed size, which are not in the slot.
-        report: ``[env steps, metrics, episodes, table, in use]``. Env steps: ``None`` if the slot has them all; for
-            parts of whole episodes, the number of rows. Metrics of the loss by name. Episodes: returns, lengths,
-            seconds, env_ids and reasons for the end of whole episodes in a gradient, else ``None``. If policies have
-            names: number of the table, and indices of policies in use; else 0 and nothing.
+        env_steps: Number of env steps; ``None`` if the slot has them all. For parts of whole episodes, the number of
+            rows.
+        metrics: Metrics of the loss by name.
+        episodes: Returns, lengths, seconds, env_ids and reasons for the end of whole episodes in a gradient, else
+            ``None``.
+        table: Number of the table of versions, if policies have names.
+        in_use: Indices of policies in use, if policies have names.
         replaced: ``[env_id, doing, exception, traceback]`` of each sub-environment that was replaced, as texts.
     """
 
     sequence: int
-    objects: Any = field(metadata=of(dict))
-    report: Any = field(metadata=of((int | None, dict, object, int, [int])))
-    replaced: Any = field(metadata=of(FAILURES))
+    objects: Any = field(default_factory=dict, metadata=of(dict))
+    env_steps: Any = field(default=None, metadata=of(int | None))
+    metrics: Any = field(default_factory=dict, metadata=of(dict))
+    episodes: Any = None
+    table: int = 0
+    in_use: Any = field(default_factory=list, metadata=of([int]))
+    replaced: Any = field(default_factory=list, metadata=of(FAILURES))
 
 
 @dataclass(frozen=True)

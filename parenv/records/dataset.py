@@ -220,7 +220,7 @@ def _checked(plan: Plan, target: str, seeds: bool | None) -> str:
             'record_dataset needs a pool with parallelism="experience", because with parallelism="gradient" the '
             "rollouts stay on the workers."
         )
-    if plan.on_stale == "drop":
+    if plan.given.on_stale == "drop":
         raise ConfigurationError(
             'record_dataset cannot record a pool with on_stale="drop", because dropped rollouts leave gaps in '
             'episodes. Use on_stale="pace".'

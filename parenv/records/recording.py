@@ -25,7 +25,7 @@ from parenv.libraries import installed_version
 from parenv.memory.trees import as_array, leaves_in
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
-from parenv.pool.events import Delivered, Event, Observer, Questioned
+from parenv.pool.events import Called, Delivered, Event, Observer
 from parenv.process.whole_files import lock, make_folder_of, unlock
 from parenv.protocol.data import pack
 from parenv.protocol.digests import SealedLines, new_digest, rows_of
@@ -72,7 +72,7 @@ class Recorder(Observer):
     def hear(self, event: Event) -> None:
         """Record an event that is not a decision of the scheduler."""
         match event:
-            case Questioned(method):
+            case Called(method):
                 self.write(["call", method])
             case Delivered(Arrival() as arrival):
                 self.write(["digest", digest(arrival)])
@@ -248,7 +248,7 @@ class Replayer(Observer):
             ReplayError: The events or the rollouts differ.
         """
         match event:
-            case Questioned(method):
+            case Called(method):
                 self.follow("call", method)
             case Delivered(Arrival() as arrival):
                 self._compare(arrival)

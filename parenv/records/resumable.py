@@ -284,7 +284,7 @@ def _check_pool(pool: Any) -> None:
         return
     if not hasattr(pool, "rollouts"):
         raise ConfigurationError(f"pool must be an AsyncWorkerPool, got {pool!r}. Pass other objects in state=.")
-    if pool._session.plan.has_drawn_seed:
+    if pool._session.plan.given.seed is None:
         raise ConfigurationError(
             "pool must have a seed, so that the next start makes the same pool, got seed=None. Pass "
             "AsyncWorkerPool(..., seed=0)."

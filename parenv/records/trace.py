@@ -19,12 +19,12 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from parenv.crew.events import Back, Lost
+from parenv.crew.failures import failure_of_worker
 from parenv.errors import ConfigurationError, during
 from parenv.pool.arrival import Arrival
 from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
 from parenv.process.cores import own_file
-from parenv.supervision.failures import failure_of_worker
-from parenv.supervision.supervisor import Back, Lost
 
 if TYPE_CHECKING:
     from parenv.pool.pool_session import PoolSession

@@ -84,7 +84,7 @@ class Exchange:
         """Write the data of a message of a worker to the driver's memory.
 
         Returns:
-            Message for the supervisor, or ``None``.
+            Message for the crew, or ``None``.
 
         Raises:
             ProtocolError: The data exceed their place, or the host must not send such a message.

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 import operator
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from parenv.crew.calls import OpenCall
+from parenv.crew.crew import Crew, Product
+from parenv.crew.events import Back, Event, Lost, StepFailed
+from parenv.crew.failures import ended_by, failure_of_worker
+from parenv.crew.workers import Workers
 from parenv.experience.failures import EnvFailures, FailureLog
 from parenv.experience.metrics import VECTOR_ENV, metrics_of
 from parenv.memory.layout import leaves_as_data
@@ -19,11 +25,7 @@ from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.placement.base import Launch
 from parenv.process.spinning import Spinner
 from parenv.process.wake_up import Poller, sleep
-from parenv.protocol.messages import Actions, Message, Rows, StepReady
-from parenv.supervision.failures import ended_by, failure_of_worker
-from parenv.supervision.questions import Question
-from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
-from parenv.supervision.workers import Workers
+from parenv.protocol.messages import Actions, Message, Rows, SideData, StepReady
 from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.caller_worker import CallerWorker
 from parenv.vector.connections import Connections
@@ -117,7 +119,8 @@ class Backend:
             self.workers = Workers(self._placement, self._status, self._shares, max_memory_bytes=limit)
         else:
             self.workers = first.take(plan)
-        self.side_data, self.step_errors = self.workers.side_data, self.workers.step_errors
+        self.side_data: deque[SideData] = deque()
+        self.step_errors: deque[BaseException] = deque()
         self.warn = self.workers.warn
         self._spoke, self._any_infos = self._status[0].spoke, self._status[0].any_infos
         self._signals, begun = self._connections.signals, [] if first is None else [first.wake_up]
@@ -129,9 +132,8 @@ class Backend:
         self._spun_ns = memoryview(bytearray(8)).cast("q")
         notified = self._signals.notified
         self._spinner = None if job.spinning is None else Spinner(job.spinning, notified, self._spun_ns)
-        product = Product(self._launch, self._briefing, self._note_change, self._unanswered, await_hosts=False)
-        self._supervisor = Supervisor(self.workers, job.options, product)
-        self.questions = self._supervisor.questions
+        self._crew = Crew(self.workers, job.options, self._launch, await_hosts=False)
+        self.calls = self._crew.calls
         self._restarted: list[Restarted] = []
         self._reasons: dict[int, str] = {}
         """Reason for which each worker was lost first since its last restart."""
@@ -141,7 +143,7 @@ class Backend:
         self.closed = False
         try:
             # This process makes its share while the workers make theirs.
-            ready: list[StepReady] = self._supervisor.start(self._make_own_share) if count else []
+            ready: list[StepReady] = self._crew.start(self._make_own_share) if count else []
             if not count:
                 self._make_own_share()
             self.spaces = rebuilt(ready) + ([] if self._caller is None else [self._caller.spaces])
@@ -153,7 +155,7 @@ class Backend:
     def _make_own_share(self) -> None:
         count = len(self._shares)
         if self._plan.caller_rows:
-            self._caller = CallerWorker(self._plan.job, count, self._status[count], self.workers)
+            self._caller = CallerWorker(self._plan.job, count, self._status[count], self._hear, self.warn)
             self._requests.add(self._caller)
 
     @property
@@ -169,7 +171,7 @@ class Backend:
     @property
     def worker_restarts(self) -> int:
         """Number of worker processes that replaced a dead one."""
-        return self._supervisor.restarts
+        return self._crew.restarts
 
     def statistics(self) -> VectorStatistics:
         """Return the restarts and the times of polling so far."""
@@ -190,8 +192,7 @@ class Backend:
         self._step_buffer = StepBuffer(spec, mapping, offset)
         self._requests.use(self._step_buffer)
         self._placement.lay_out_step_buffer(StepBufferMap(mapping, spec, offset, self._shares))
-        for worker in range(len(self._shares)):
-            self.workers.say(worker, self._rows)
+        self._crew.serve(Product(self._briefing, self._hear, self._unanswered))
         if self._caller is not None:
             self._caller.use(self._step_buffer)
         return self._step_buffer
@@ -226,7 +227,7 @@ class Backend:
 
     def listen(self, timeout_s: float) -> None:
         """Wait for workers, at most up to the limit. The caller has called :meth:`expect` and looked at the rows."""
-        due_s = self._supervisor.next_s - time.monotonic()
+        due_s = self._crew.next_s - time.monotonic()
         if due_s > 0 and self._spinner is not None and self._spinner.heard(0):
             return
         if self._poller is None:
@@ -257,14 +258,14 @@ class Backend:
 
     def _receive_counted(self) -> bool:
         # A message may arrive before its sender has counted it, so fewer may be counted than were received.
-        heard, deadline = self.workers.heard, math.inf
+        received, deadline = self.workers.received, math.inf
         step_timeout_s = self._plan.job.options.step_timeout_s or math.inf
         wait_s = min(MESSAGE_TIMEOUT_S, step_timeout_s)
-        while (said := self._said.tolist()) != heard and any(late := list(map(operator.gt, said, heard))):
+        while (said := self._said.tolist()) != received and any(late := list(map(operator.gt, said, received))):
             now = time.monotonic()
             if deadline <= now:
                 limit = f"step_timeout_s={wait_s:g}" if wait_s == step_timeout_s else f"{wait_s:g}"
-                self._supervisor.time_out(late.index(True), limit)
+                self._crew.time_out(late.index(True), limit)
             if not now < deadline < math.inf:
                 deadline = now + wait_s
             self._receive(deadline - now)
@@ -275,15 +276,15 @@ class Backend:
         restarted, self._restarted = self._restarted, []
         return restarted
 
-    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Question:
+    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> OpenCall:
         """Call a method on workers; this process answers for its own share at once."""
         theirs = {worker: values for worker, values in arguments.items() if worker < len(self._shares)}
-        question = self.questions.begin(method, theirs)
+        call = self.calls.begin(method, theirs)
         caller = len(self._shares)
         if self._caller is not None and (own := arguments.get(caller)) is not None:
-            theirs[caller], question.numbers[caller] = own, 0
-            question.answers[caller], question.errors[caller] = self._caller.answer(method, *own)
-        return question
+            theirs[caller], call.numbers[caller] = own, 0
+            call.answers[caller], call.errors[caller] = self._caller.answer(method, *own)
+        return call
 
     def close(self, timeout_s: float) -> None:
         """Close the environments of this process and end the workers. Idempotent."""
@@ -295,29 +296,33 @@ class Backend:
                 self._caller.close()
         finally:
             try:
-                self._supervisor.close(timeout_s)
+                self._crew.close(timeout_s)
             finally:
                 self._requests.close()
                 self._connections.close()
 
-    def _note_change(self, event: Lost | Back) -> None:
-        worker = event.worker
-        if isinstance(event, Lost):
-            self._reasons.setdefault(worker, ended_by(event.reason))
-            self.failures.add(failure_of_worker(*event))
-            self._leave_out(worker)
-        else:
-            self._step_buffer.info_kinds[self._rows_of(worker)] = 0
-            self._requests.take_in(worker)
-            env_ids, reason = list(self.workers.env_ids(worker)), self._reasons.pop(worker)
-            # A process that was replaced before anything was requested from it is no restart of its own.
-            others = [one for one in self._restarted if one.env_ids != env_ids]
-            self._restarted = [*others, Restarted(env_ids, reason, event.unset)]
+    def _hear(self, event: Event) -> None:
+        match event:
+            case SideData():
+                self.side_data.append(event)
+            case StepFailed(error):
+                self.step_errors.append(error)
+            case Lost(worker, reason):
+                self._reasons.setdefault(worker, ended_by(reason))
+                self.failures.add(failure_of_worker(worker, reason))
+                self._leave_out(worker)
+            case Back(worker, _, unset):
+                self._step_buffer.info_kinds[self._rows_of(worker)] = 0
+                self._requests.take_in(worker)
+                env_ids, ended = list(self.workers.env_ids(worker)), self._reasons.pop(worker)
+                # A process that was replaced before anything was requested from it is no restart of its own.
+                others = [one for one in self._restarted if one.env_ids != env_ids]
+                self._restarted = [*others, Restarted(env_ids, ended, unset)]
 
     def _leave_out(self, worker: int) -> None:
         """Send no requests to a worker that has ended, and wait for no further messages from it."""
         self._requests.leave_out(worker)
-        self._said[worker] = self.workers.heard[worker]
+        self._said[worker] = self.workers.received[worker]
         # The poller may hold the socket of the fork server, which is closed if the fork server has ended.
         self._poller = None
 
@@ -341,8 +346,8 @@ class Backend:
 
     def _receive(self, timeout_s: float) -> None:
         try:
-            self._supervisor.events(timeout_s)
+            self._crew.listen(timeout_s)
         except Exception:
-            # The supervisor has given up a worker, so no step can be completed.
+            # The crew has given up a worker, so no step can be completed.
             self.close(self._plan.job.options.close_timeout_s)
             raise

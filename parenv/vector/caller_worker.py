@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from parenv.crew.events import Event, StepFailed
+from parenv.crew.failures import say_where, where_it_happened
+from parenv.crew.warning import Warner
 from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.step_buffer import StepBuffer
 from parenv.memory.trees import own_copy
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Message, SideData
-from parenv.supervision.failures import say_where, where_it_happened
-from parenv.supervision.workers import Workers
 from parenv.worker.failures import FailedCallError
 from parenv.worker.job import StepJob
 from parenv.worker.step_task import StepTask
@@ -28,7 +29,8 @@ class CallerWorker:
         job: Job of all workers.
         worker: Index of this worker.
         progress: Status slot of this worker.
-        others: Worker processes, beside whose side data and errors this worker stores its own.
+        hear: Function that receives its side data and the exceptions of its steps.
+        warn: Function that shows a warning once.
 
     Attributes:
         pending: Whether it was notified since the last :meth:`serve`.
@@ -36,9 +38,10 @@ class CallerWorker:
         spaces: Their different spaces by name, and which of them each has.
     """
 
-    def __init__(self, job: StepJob, worker: int, progress: StatusSlot, others: Workers) -> None:
-        self._worker, self._side_data, self._step_errors = worker, others.side_data, others.step_errors
-        self.warn = others.warn
+    def __init__(
+        self, job: StepJob, worker: int, progress: StatusSlot, hear: Callable[[Event], object], warn: Warner
+    ) -> None:
+        self._worker, self._hear, self.warn = worker, hear, warn
         self._cleanup = contextlib.ExitStack()
         try:
             job.set_up(worker, progress, self._cleanup)
@@ -87,19 +90,20 @@ class CallerWorker:
         self._task = None
 
     def say(self, message: Message) -> None:
-        """Keep data that does not fit into the step buffer."""
+        """Pass on data that does not fit into the step buffer."""
         assert isinstance(message, SideData)
         if message.infos:
             # The environments are in this process, and may change their infos in the next step.
             message = replace(message, infos=own_copy(message.infos))
-        self._side_data.append(message)
+        self._hear(message)
 
     def flush_records(self) -> None:
         """Do nothing, because the handlers of this process have the records already."""
 
     def report_error(self, errors: Sequence[EnvError]) -> None:
-        """Keep the exceptions of sub-environments."""
-        self._step_errors += [self._with_place(*error) for error in errors]
+        """Pass on the exceptions of sub-environments."""
+        for error in errors:
+            self._hear(StepFailed(self._with_place(*error)))
 
     def _with_place(self, env_id: int, doing: str, error: BaseException) -> BaseException:
         say_where(error, where_it_happened(self._worker, os.getpid(), env_id, doing))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from parenv.crew.launch import local_launch, worker_placement
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.memory.step_signals import StepSignals
 from parenv.placement.base import Launch, Notifier
 from parenv.process.futex import AVAILABLE
 from parenv.process.wake_up import WakeUp, WakeUps
-from parenv.supervision.launch import local_launch, worker_placement
 from parenv.vector.vector_plan import VectorPlan
 from parenv.worker.job import StepJob
 

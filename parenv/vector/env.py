@@ -10,8 +10,8 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.argument_checks import at_least
+from parenv.crew.one_thread import OneThread
 from parenv.options import Placing, WorkerOptions
-from parenv.supervision.one_thread import OneThread
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.backend import VectorStatistics
 from parenv.vector.beginning import begin

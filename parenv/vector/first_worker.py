@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from parenv.crew.workers import Workers
 from parenv.envs.step_cost import StepCost
 from parenv.process.processor_time import is_asleep, processor_time
 from parenv.protocol.messages import FirstMade, Shares
-from parenv.supervision.workers import Workers
 from parenv.vector.choice import LONG_TO_MAKE_S, MOST_WAITING_WORKERS, Measured
 from parenv.vector.connections import Connections
 from parenv.vector.vector_plan import VectorPlan

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
+from parenv.crew.warning import Warner
 from parenv.envs.fitting import Fit, not_finite, of_one_kind
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
@@ -16,7 +17,6 @@ from parenv.memory.step_buffer import StepBuffer
 from parenv.memory.step_buffer_infos import Announced, InfoReader
 from parenv.options import WorkerOptions
 from parenv.protocol.messages import SideData
-from parenv.supervision.warning import Warner
 
 
 class Results:

@@ -10,10 +10,10 @@ from typing import Any, Self
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from parenv.crew.partition import split
 from parenv.envs.factories import Factories
 from parenv.errors import ConfigurationError
 from parenv.options import WorkerOptions
-from parenv.supervision.partition import split
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.vector_session import StepResults
 

@@ -10,6 +10,7 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from parenv.argument_checks import at_least, one_of, options_of, positive
+from parenv.crew.partition import leave_to_pools, placed_workers, split
 from parenv.envs.entry_point import factories_of
 from parenv.envs.factories import Factories, Spaces, given_spaces
 from parenv.envs.recycling import with_recycling
@@ -19,7 +20,6 @@ from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
 from parenv.process.free_memory import free_bytes
 from parenv.process.spinning import Spinning
-from parenv.supervision.partition import leave_to_pools, placed_workers, split
 from parenv.vector.choice import CallerSteps, Demand
 from parenv.worker.job import StepJob
 

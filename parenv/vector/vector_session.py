@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from gymnasium import logger
 
+from parenv.crew.failures import env_id_of, raise_all
+from parenv.crew.partition import each_worker
 from parenv.errors import SubEnvironmentError
 from parenv.memory.step_buffer import RESET
 from parenv.placement.base import drained
 from parenv.process.forks import Owner
 from parenv.process.user_code import dumps
 from parenv.protocol.messages import Actions
-from parenv.supervision.failures import env_id_of, raise_all
-from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
 from parenv.vector.backend import Backend
 from parenv.vector.episode_ends import EpisodeEnds
@@ -84,7 +84,7 @@ class VectorSession:
         self._had_infos = self._late = self._stepping = False
         self._resetting: Sequence[int] = ()
         self._ready = np.zeros(0, np.int64)
-        self._question: Any = None
+        self._call: Any = None
         self._deferred: tuple[Any] | None = None
 
     def begin_step(self, actions: Any) -> None:
@@ -158,7 +158,7 @@ class VectorSession:
     def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
         """Wait for a reset; return the observations of all sub-environments and the infos."""
         others = np.delete(self._all, self._resetting)
-        if self._question is None:
+        if self._call is None:
             self._wait(self._settled, timeout, name)
         else:
             self._answers(timeout, name)
@@ -225,7 +225,7 @@ class VectorSession:
     ) -> None:
         """Call a method of all or some sub-environments, with an argument for each and arguments for all."""
         env_ids = self._all if env_ids is None else env_ids
-        self._question = self.backend.begin(method, each_worker(env_ids, self._plan.job.shares, each, shared))
+        self._call = self.backend.begin(method, each_worker(env_ids, self._plan.job.shares, each, shared))
 
     def end_call(self, timeout: float | None, name: str) -> tuple[Any, ...]:
         """Wait for a call; return one answer from each sub-environment."""
@@ -317,17 +317,17 @@ class VectorSession:
                 return over
 
     def _answers(self, timeout: float | None, name: str) -> dict[int, Any]:
-        question = self._question
+        call = self._call
         try:
-            self._wait(lambda: self.backend.questions.answered(question), timeout, name)
+            self._wait(lambda: call.is_answered, timeout, name)
         except multiprocessing.TimeoutError:
             # The answer may still come, and must not be taken for the answer of a later call.
-            self.backend.questions.forget(question)
+            self.backend.calls.forget(call)
             raise
         finally:
-            self._question = None
-        self._log_errors([error for errors in question.errors.values() for error in errors])
-        return self.backend.questions.answers(question)
+            self._call = None
+        self._log_errors([error for errors in call.errors.values() for error in errors])
+        return self.backend.calls.take(call)
 
     def _log_errors(self, errors: Sequence[BaseException]) -> None:
         """Log one line for each exception of a sub-environment, because only one of several is raised."""
@@ -425,7 +425,7 @@ class VectorSession:
             idle = [env_id for env_id in others if env_id not in stepping]
             self._step_buffer.finished[idle] = self._step_buffer.requested[idle]
             # A reset that was sent as a call is sent again as a call.
-            if resetting and self._question is None:
+            if resetting and self._call is None:
                 self.backend.request(resetting, RESET)
         return bool(restarts)
 

@@ -18,7 +18,7 @@ from parenv.experience.assembly import assemble_agents
 from parenv.experience.endings import ENVIRONMENT_ERROR, INDEX
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.status_slot import StatusSlot, code
-from parenv.protocol.messages import Credit
+from parenv.protocol.messages import Commit, Credit
 from parenv.worker.agent_assignments import AgentAssignments, AgentRow
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.policy_set import PolicySet
@@ -130,10 +130,16 @@ class AgentsCollector:
         """Return the writer of the commit record and the gradient, which are stored with the sub-environments."""
         return writer.groups[0]
 
-    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: PolicySet | None) -> list[Any]:
-        """Return the report with the env steps, the number of the table of versions, and the policies in use."""
+    def commit(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: PolicySet | None) -> Commit:
+        """Return the commit with the env steps, the number of the table of versions, and the policies in use."""
         in_use = self.assignments.indices_in_use | (evaluating.indices if evaluating is not None else set())
-        return [self.env_steps, learned.metrics, None, credit.weights_slot, sorted(in_use)]
+        return Commit(
+            credit.sequence,
+            env_steps=self.env_steps,
+            metrics=learned.metrics,
+            table=credit.weights_slot,
+            in_use=sorted(in_use),
+        )
 
     def postprocess(self, function: Callable[[Any, Any], Any], writer: AgentWriter, policy_version: int) -> None:
         """Call ``postprocess`` of the user once per policy, and write the extras that it returns."""

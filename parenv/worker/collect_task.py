@@ -6,6 +6,7 @@ import contextlib
 import resource
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
 from parenv.envs.seeding import environment_seed
@@ -46,8 +47,8 @@ class Collector(Protocol[W_contra]):
     def commit_writer(self, writer: W_contra) -> RolloutWriter:
         """Return the writer of the commit record and the gradient."""
 
-    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> list[Any]:
-        """Return the ``report`` of the :class:`~parenv.protocol.messages.Commit`.
+    def commit(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Commit:
+        """Return the commit of a credit, without values of spaces and replaced sub-environments.
 
         ``rollout`` is ``None`` if no gradient was computed. ``evaluating`` are the policies of an evaluation beside the
         training, or ``None``.
@@ -143,13 +144,13 @@ class CollectTask:
             self._progress.begin("loss_fn")
             rollout = collector.rollout(writer, version)
             learned = self._differentiator.run(rollout.to(job.device), commit_writer.gradient)
-        report = collector.report(credit, rollout, learned, self._evaluation.acting)
+        commit = collector.commit(credit, rollout, learned, self._evaluation.acting)
         self._progress.begin("commit")
         if self._writers.device is not None:
             self._writers.device.finish()
         self._timer.stamp(commit_writer, credit, seconds, learned, collector.step_worker_restarts)
         replaced = [] if collector.replacements is None else collector.replacements.take_causes()
-        return Commit(credit.sequence, dict(commit_writer.columns.objects), report, replaced)
+        return replace(commit, objects=dict(commit_writer.columns.objects), replaced=replaced)
 
     def _load(self, version: int, place: int, snapshot: bytes) -> int:
         """Load a version, unless it is loaded; return its number."""

@@ -16,7 +16,7 @@ from parenv.experience.episode_parts import PART_AXES, Values, copied, cut, join
 from parenv.memory.layout import ROLLOUT_FIELDS, ROW_DTYPE, Axes
 from parenv.memory.spaces import flatten
 from parenv.memory.trees import as_array, assign, copy_of, copy_with, map_trees
-from parenv.protocol.messages import Credit
+from parenv.protocol.messages import Commit, Credit
 from parenv.worker.actor import NO_INFOS, Actor
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.single import ACT
@@ -158,11 +158,11 @@ class EpisodePartsCollector(SingleAgentCollector):
             self._unsent.append(part)
         self._ended.clear()
 
-    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> list[Any]:
-        """Write rows to the slot, and return the report with their number."""
+    def commit(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Commit:
+        """Write rows to the slot, and return the commit with their number."""
         num_rows = self._send(self._slot)
         self._unsent = deque(part.own() for part in self._unsent)
-        return [num_rows, {}, None, 0, []]
+        return Commit(credit.sequence, env_steps=num_rows)
 
     def commit_writer(self, writer: RolloutWriter) -> RolloutWriter:
         """Return the writer of the commit record."""

@@ -23,7 +23,7 @@ from parenv.memory.layout import RolloutSpec, SlotSpec
 from parenv.memory.spaces import Leaf
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.trees import array_or_list, as_array, assign, copy_as, copy_of, deep_copy, map_trees
-from parenv.protocol.messages import Credit
+from parenv.protocol.messages import Commit, Credit
 from parenv.worker.actor import NO_INFOS, Actor
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.single import ACT, fill_rows, single_env
@@ -266,9 +266,10 @@ class SingleAgentCollector:
         """Return the writer of the commit record and the gradient."""
         return writer
 
-    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> list[Any]:
-        """Return the report with the metrics of ``loss_fn``, and the number of env steps that it has learned from."""
-        return [None if rollout is None else rollout.num_steps, learned.metrics, None, 0, []]
+    def commit(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Commit:
+        """Return the commit with the metrics of ``loss_fn``, and the number of env steps that it has learned from."""
+        num_steps = None if rollout is None else rollout.num_steps
+        return Commit(credit.sequence, env_steps=num_steps, metrics=learned.metrics)
 
     def postprocess(self, function: Callable[[Any, Any], Any], writer: RolloutWriter, policy_version: int) -> None:
         """Call ``postprocess`` of the user, and write the extras that it returns."""

@@ -14,7 +14,7 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import NAMED, PER_STEP, Ends, Rollout
 from parenv.memory.layout import MAX_EPISODE_STEPS
 from parenv.memory.trees import concatenated, map_trees
-from parenv.protocol.messages import Credit
+from parenv.protocol.messages import Commit, Credit
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.single_agent_collector import Seconds, SingleAgentCollector, private_writer
 from parenv.worker.writing import RolloutWriter
@@ -87,9 +87,10 @@ class EpisodeCollector(SingleAgentCollector):
         assert episodes is not None
         return replace(episodes, policy_version=policy_version)
 
-    def report(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> list[Any]:
-        """Return the report with the number of env steps, the metrics of ``loss_fn``, and the episodes."""
-        return [rollout.num_steps, learned.metrics, rollout.episodes.columns(), 0, []]
+    def commit(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Commit:
+        """Return the commit with the number of env steps, the metrics of ``loss_fn``, and the episodes."""
+        episodes = rollout.episodes.columns()
+        return Commit(credit.sequence, env_steps=rollout.num_steps, metrics=learned.metrics, episodes=episodes)
 
 
 def check_length(num_steps: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from parenv.crew import launch
 from parenv.envs.step_cost import StepCost
-from parenv.supervision import launch
 from parenv.vector.choice import Measured
 
 PRELOAD = ("pytest", "psutil", "hypothesis", "parenv.testing", "envs", "policies")
@@ -26,7 +26,7 @@ def modules_are_imported_once(request: pytest.FixtureRequest, monkeypatch: pytes
         own = bool(job.options.environment or job.options.preload)
         return local_launch(job, *arguments, **{**more, **({} if own else {"torch": True})})
 
-    for module in ("parenv.pool.opening", "parenv.supervision.calls", "parenv.vector.connections"):
+    for module in ("parenv.pool.opening", "parenv.crew.launch", "parenv.vector.connections"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)
     monkeypatch.setattr(launch, "PRELOAD", (*launch.PRELOAD, *PRELOAD, *([library] if library else [])))
 

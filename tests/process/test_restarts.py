@@ -224,7 +224,7 @@ def test_messages_of_a_replaced_process_are_refused() -> None:
             pass
         refused = workers.refused_messages
         for sequence in range(100):
-            workers._events.append(Received(old, Commit(sequence, {}, None, [])))
+            workers._arrived.append(Received(old, Commit(sequence)))
         for _ in range(20):
             check_ledger(next(stream), expected)
         assert workers.refused_messages == refused + 100

@@ -404,16 +404,16 @@ def test_an_interrupt_between_two_waits_is_delayed_and_no_rollout_is_lost(
 ) -> None:
     with AsyncWorkerPool(ledgers(4), zeros, num_workers=num_workers, rollout_length=8, mode=mode) as pool:
         queue, handler, rollouts = pool._session._queue, signal.getsignal(signal.SIGINT), []
-        note = queue._note
+        commit = queue.scheduler.commit
 
-        def interrupted(events: Any) -> None:
+        def interrupted(key: Any) -> bool:
             signal.raise_signal(signal.SIGINT)
-            note(events)
+            return commit(key)
 
         for _ in range(20):
             rollouts.append(next(pool.rollouts()).copy())
             with monkeypatch.context() as patched:
-                patched.setattr(queue, "_note", interrupted)
+                patched.setattr(queue.scheduler, "commit", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     rollouts += pool.rollouts(Stop(env_steps=4096))
             assert signal.getsignal(signal.SIGINT) is handler

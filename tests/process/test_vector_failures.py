@@ -458,7 +458,7 @@ def begin_reset_in_which_worker_0_dies(envs: ParallelVectorEnv, folder: Path, an
     """
     envs.reset_async(**reset)
     session: Any = envs._session
-    question, step_buffer = session._question, session._step_buffer
+    question, step_buffer = session._call, session._step_buffer
 
     def is_answered(backend: Any) -> bool:
         return (

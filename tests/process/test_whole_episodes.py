@@ -186,8 +186,8 @@ def test_a_long_episode_changes_to_newer_versions_if_its_own_would_be_too_old(
     agent, lags, add = weighed(), list[int](), EpisodeParts.add
 
     def received(self: Any, block: Any, arrays: Any, commit: Any, *more: Any) -> None:
-        versions = arrays["rows", 0].reshape(-1)["version"][: commit.report[0]]
-        after_ends = arrays["rows", 0].reshape(-1)["is_after"][: commit.report[0]] != 0
+        versions = arrays["rows", 0].reshape(-1)["version"][: commit.env_steps]
+        after_ends = arrays["rows", 0].reshape(-1)["is_after"][: commit.env_steps] != 0
         newest = int(agent.module.number)
         lags.extend((newest - versions[~after_ends]).tolist())
         add(self, block, arrays, commit, *more)

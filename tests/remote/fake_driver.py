@@ -48,7 +48,7 @@ WORKER = Sender(1, 0)
 READY = Ready([describe(OBSERVED), describe(ACTED)], 1, [], [])
 BY_NAME = {"observation_space": OBSERVED, "action_space": ACTED}
 STEP_READY = StepReady({name: [[describe(of)], [0] * SHARE] for name, of in BY_NAME.items()}, SHARE, {}, None, {})
-COMMIT = Commit(0, {}, [None, {}, None, 0, []], [])
+COMMIT = Commit(0)
 FAILURE = Failure(-1, 0, -1, "step", ["builtins", "ValueError"], "an error", "")
 
 

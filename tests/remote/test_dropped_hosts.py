@@ -53,6 +53,7 @@ from parenv import (
     WorkerOptions,
     WorkerTimeoutError,
 )
+from parenv.crew import watch
 from parenv.errors import ProtocolError
 from parenv.memory.spaces import describe
 from parenv.memory.status_slot import code
@@ -75,7 +76,6 @@ from parenv.remote.host_messages import (
 )
 from parenv.remote.net.curve import HostListener
 from parenv.remote.net.host_keys import AllowList, read_driver_keys, read_host_keys
-from parenv.supervision import watch
 from parenv.testing import check_ledger
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")

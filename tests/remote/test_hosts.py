@@ -89,7 +89,7 @@ def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None
         audit.take(100)
         host.kill()
         # The start timeout must not run while a worker waits for a host, and the wait must not count as a failure.
-        watch = pool._session._supervisor._watch
+        watch = pool._session._crew._watch
         watch._options = replace(options, start_timeout_s=0.2)
         audit.until(lambda: pool.statistics().workers_alive == 1)
         waited_enough = time.monotonic() + 2.0

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parenv import AsyncWorkerPool
+from parenv.crew.partition import split
+from parenv.crew.pickling import find_unpicklable, pickled
 from parenv.errors import ConfigurationError, NotPicklableError
 from parenv.pool.pool_plan import Plan, PoolArguments, make_plan
 from parenv.process.cores import recommended_num_workers
-from parenv.supervision.partition import split
-from parenv.supervision.pickling import find_unpicklable, pickled
 
 LOCK = threading.Lock()
 ARGUMENTS = inspect.signature(AsyncWorkerPool).parameters.values()
@@ -118,7 +118,7 @@ def test_an_invalid_argument_is_refused_with_a_fix(name: str, value: Any, reason
 def test_a_bound_on_the_lag_is_for_async_only() -> None:
     with pytest.raises(ConfigurationError, match='max_policy_lag needs mode="async"'):
         plan_with(mode="sync", max_policy_lag=1)
-    assert plan_with(mode="async", max_policy_lag=0).max_policy_lag == 0
+    assert plan_with(mode="async", max_policy_lag=0).given.max_policy_lag == 0
 
 
 class Holder:

@@ -43,7 +43,7 @@ def add(
             ends += 1
     flat["ends", 0]["void"][:ends] = void
     arrays["commits", 0]["num_ends"], arrays["commits", 0]["generation"] = ends, generation
-    parts.add(BLOCK, arrays, Commit(0, {}, [len(rows), {}, None, 0, []], []), is_leased)
+    parts.add(BLOCK, arrays, Commit(0, env_steps=len(rows)), is_leased)
     return arrays
 
 

@@ -20,6 +20,7 @@ import pytest
 from comparison import assert_same
 
 from parenv import errors
+from parenv.crew.failures import from_failure
 from parenv.envs.factories import as_factories
 from parenv.errors import (
     ConfigurationError,
@@ -34,7 +35,6 @@ from parenv.errors import (
     during,
 )
 from parenv.memory.status_slot import DOING
-from parenv.supervision.failures import from_failure
 from parenv.worker.failures import failure_of
 
 

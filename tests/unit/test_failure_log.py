@@ -12,9 +12,9 @@ from parenv import (
     WorkerMemoryError,
     WorkerTimeoutError,
 )
+from parenv.crew.failures import ended_by, failure_of_worker
 from parenv.experience.endings import ENDINGS, LOST
 from parenv.experience.failures import MAX_ERROR, MAX_TRACEBACK, MOST_TEXTS, Failure, FailureLog
-from parenv.supervision.failures import ended_by, failure_of_worker
 
 
 def test_endings_are_those_of_environments_and_those_of_lost_episodes() -> None:

@@ -34,8 +34,9 @@ FAILURE = Failure(0, 0, 0, "step", ["builtins", "ValueError"], "no", "", {"code"
 COMMIT = Commit(
     0,
     {("observations", 0): [["a", "b"]] * 3, ("finals", 0): ["z"]},
-    [None, {"loss": 0.5}, None, 0, [1]],
-    [[1, "step", "ValueError: no", "a traceback"]],
+    metrics={"loss": 0.5},
+    in_use=[1],
+    replaced=[[1, "step", "ValueError: no", "a traceback"]],
 )
 KIND = ("dict", (("a", "<f8"), ("b", ("array", "<i8", (2,)))))
 SIDE_DATA = SideData([[4, KIND]], [[0, {"a": 1}], [1, None]], [[1, ["x"]]], [[0, "infos['a']", "a list"]])
@@ -81,10 +82,10 @@ CHANGES: list[tuple[Any, dict[str, Any]]] = [
     (ROLLOUTS, {"spaces": 5}),
     (ROLLOUTS, {"spaces": ROLLOUTS.spaces[:1]}),
     (COMMIT, {"objects": 1}),
-    (COMMIT, {"report": 5}),
-    (COMMIT, {"report": [None, {}, None, 0]}),
-    (COMMIT, {"report": ["4", {}, None, 0, []]}),
-    (COMMIT, {"report": [1 << 70, {}, None, 0, []]}),
+    (COMMIT, {"metrics": 5}),
+    (COMMIT, {"in_use": ["4"]}),
+    (COMMIT, {"env_steps": "4"}),
+    (COMMIT, {"env_steps": 1 << 70}),
     (COMMIT, {"replaced": 3}),
     (COMMIT, {"replaced": [[0, "step"]]}),
     (COMMIT, {"replaced": [["0", "step", "no", ""]]}),

@@ -38,7 +38,7 @@ MESSAGES = st.one_of(
 )
 SENDERS = st.builds(Sender, st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 32) - 1))
 HEADER = "!4sHHII"
-DIGEST = 1920098758
+DIGEST = 2306123016
 
 
 def header(magic: bytes = b"PENV", version: int = PROTOCOL_VERSION, kind: int = KINDS.index(Close)) -> bytes:
@@ -85,12 +85,18 @@ def test_changed_messages_need_a_new_protocol_version() -> None:
         ([header()], "malformed data"),
         ([header() + b"[1]"], "Close must be a list of 0 fields"),
         ([header() + b"null"], "Close must be a list of 0 fields"),
-        ([header(kind=KINDS.index(Commit)) + b"[1]"], "Commit must be a list of 4 fields"),
+        ([header(kind=KINDS.index(Commit)) + b"[1]"], "Commit must be a list of 8 fields"),
         ([header(kind=KINDS.index(Commit)) + b'["1",{}]'], "malformed data"),
-        ([header(kind=KINDS.index(Commit)) + b'["1",null,null,null]'], "Commit.sequence must be int, got str"),
-        ([header(kind=KINDS.index(Commit)) + b"[true,null,null,null]"], "Commit.sequence must be int, got bool"),
         (
-            [header(kind=KINDS.index(Commit)) + b"[9223372036854775808,0,0,0]"],
+            [header(kind=KINDS.index(Commit)) + b'["1",null,null,null,null,0,null,null]'],
+            "Commit.sequence must be int, got str",
+        ),
+        (
+            [header(kind=KINDS.index(Commit)) + b"[true,null,null,null,null,0,null,null]"],
+            "Commit.sequence must be int, got bool",
+        ),
+        (
+            [header(kind=KINDS.index(Commit)) + b"[9223372036854775808,0,0,0,0,0,0,0]"],
             "Commit.sequence must be an integer of at most",
         ),
         ([header(kind=KINDS.index(Credit)) + b'[0,0,0,0,"x"]'], "Credit.snapshot must be bytes, got str"),

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from parenv.crew import one_thread
+from parenv.crew.one_thread import OneThread
 from parenv.process.forks import Owner
-from parenv.supervision import one_thread
-from parenv.supervision.one_thread import OneThread
 from parenv.transport import interrupts
 from parenv.transport.interrupts import HandlersDeferred
 

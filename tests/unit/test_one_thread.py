@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from parenv import PoolBusyError, PoolClosedError
+from parenv.crew.one_thread import OneThread
 from parenv.process.forks import Owner
-from parenv.supervision.one_thread import OneThread
 
 
 class Calls:

@@ -21,13 +21,13 @@ from parenv.bench.pictures import WIDTH, pictures, png
 from parenv.bench.run_report import figures
 from parenv.bench.timeline import UNRECORDED, Returns, find_traces, read_timeline
 from parenv.cli.main import main
+from parenv.crew.events import Back, Lost
 from parenv.errors import ConfigurationError, ParenvError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.layout import COMMIT_DTYPE
 from parenv.pool.arrival import Arrival
 from parenv.pool.events import Asked, Delivered, Published
 from parenv.records.trace import TraceWriter
-from parenv.supervision.supervisor import Back, Lost
 
 SINCE_S = 1000.0
 

@@ -18,10 +18,10 @@ gaps = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 40)), max_size=60)
 @given(gaps, st.integers(1, 4))
 def test_no_worker_is_restarted_more_often_than_allowed_in_any_window(deaths: Any, most: int) -> None:
     policy = RestartPolicy(max_restarts=most, window_s=60.0, backoff_s=1.0, max_backoff_s=8.0)
-    supervisor, now, restarts = RestartLimit(policy, 3), 0.0, []
+    crew, now, restarts = RestartLimit(policy, 3), 0.0, []
     for worker, gap in deaths:
         now += gap
-        wait_s = supervisor.died(worker, now)
+        wait_s = crew.died(worker, now)
         recent = [at for who, at in restarts if who == worker and now - at < 60.0]
         if wait_s is None:
             assert len(recent) == most, "given up too early"

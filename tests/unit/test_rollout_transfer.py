@@ -73,7 +73,7 @@ def deliver(
     transfer.expect(Credit(sequence, slot, 0, 0, b""))
     transfer.write(Chunks(sequence, parts))
     objects = {("observations", 1): [[0] * share] * (T + 1), ("finals", 1): [0] * ends}
-    transfer.finish(Commit(sequence, objects, [1 if has_gradient else None, {}, None, 0, []], []))
+    transfer.finish(Commit(sequence, objects, 1 if has_gradient else None))
 
 
 @given(
@@ -150,7 +150,7 @@ def test_a_rollout_without_a_credit_is_refused() -> None:
     with pytest.raises(ProtocolError, match="worker 0 has no credit 6"):
         transfer.write(Chunks(6, []))
     with pytest.raises(ProtocolError, match="worker 0 has no credit 6"):
-        transfer.finish(Commit(6, {}, [None, {}, None, 0, []], []))
+        transfer.finish(Commit(6))
 
 
 def test_a_host_that_joins_again_gets_the_weights_and_the_settings_again() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from parenv.crew.partition import split
 from parenv.envs.seeding import RandomState, environment_seed, evaluation_seed, worker_seed
-from parenv.supervision.partition import split
 
 
 def draw() -> tuple[Any, ...]:

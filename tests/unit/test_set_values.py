@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from parenv.supervision.set_values import SetValues
+from parenv.crew.set_values import SetValues
 
 
 def test_the_last_value_of_each_column_is_set_again_in_the_order_of_the_calls() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parenv import WorkerOptions
-from parenv.supervision.watch import KILLED, STARTING, Watch
-from parenv.supervision.watchdog import LOOKS_PER_LIMIT, MIN_INTERVAL_S, Watchdog
+from parenv.crew.watch import KILLED, STARTING, Watch
+from parenv.crew.watchdog import LOOKS_PER_LIMIT, MIN_INTERVAL_S, Watchdog
 
 limits = st.floats(0.05, 1000.0)
 gaps = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60)
@@ -89,8 +89,12 @@ def test_time_without_checks_does_not_make_a_starting_or_ending_process_late(cha
     workers: Any = SimpleNamespace(
         shares=[1], generation=lambda worker: 0, placement=SimpleNamespace(silence_s=0.0), busy_with=lambda *_: ""
     )
-    watch = Watch(workers, WorkerOptions(start_timeout_s=60.0), lambda _: None, lambda _: changing, processes=True)
-    assert watch.hung(0.0) == watch.hung(1000.0) == []
+    watch = Watch(workers, WorkerOptions(start_timeout_s=60.0), processes=True)
+
+    def hung(now_s: float) -> list[tuple[int, str]]:
+        return watch.hung(now_s, lambda _: None, lambda _: changing)
+
+    assert hung(0.0) == hung(1000.0) == []
     times_s = [1000.0 + look * watch._watchdog.interval_s for look in range(1, LOOKS_PER_LIMIT - 4)]
-    assert not any(watch.hung(now_s) for now_s in times_s)
-    assert watch.hung(1100.0) == [] != watch.hung(1200.0)
+    assert not any(hung(now_s) for now_s in times_s)
+    assert hung(1100.0) == [] != hung(1200.0)

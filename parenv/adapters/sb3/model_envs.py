@@ -21,9 +21,9 @@ from parenv.adapters.sb3.replay import ReplayedVecEnv
 from parenv.adapters.sb3.transforms import unknown_wrapper
 from parenv.adapters.sb3.vec_env import ParallelVecEnv
 from parenv.argument_checks import at_least, one_of
+from parenv.crew.pickling import find_unpicklable, way_out
 from parenv.errors import ConfigurationError, NotPicklableError, embedded
 from parenv.memory.sampling import parts_of
-from parenv.supervision.pickling import find_unpicklable, way_out
 from parenv.worker.copied_env import samplers_of
 from parenv.worker.pickled_env import PickledEnv
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from parenv.crew.crew import Crew, Product
+from parenv.crew.events import Event
+from parenv.crew.pickling import pickled
+from parenv.crew.workers import Workers
 from parenv.memory.maps import AnyWeights
 from parenv.memory.shared import SharedMemory
+from parenv.memory.status_slot import StatusSlot
 from parenv.options import Placing, WorkerOptions
 from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
 from parenv.process.descriptors import make_room, occupy_standard_descriptors
-from parenv.supervision.pickling import pickled
+from parenv.protocol.messages import Layout
 from parenv.worker.job import EpisodeJob, Job, MemberJob, StepJob, WorkerJob
 from parenv.worker.worker import Worker
 
@@ -117,3 +123,45 @@ def inline_placement(load_job: Callable[[], Any]) -> InlinePlacement:
             sender, SharedMemory(fd=os.dup(launch.memory_fd)), load_job, say, owns_process=False
         )
     )
+
+
+def start_workers(
+    stack: contextlib.ExitStack,
+    job: WorkerJob,
+    named: Mapping[str, Any],
+    memory: SharedMemory,
+    *,
+    inline: bool,
+    placement: Placing = None,
+    optimizers: bool = False,
+    hear: Callable[[Event], object],
+) -> Crew:
+    """Start workers that only answer calls, for populations and evaluations, and wait until all are ready.
+
+    Args:
+        stack: Stack that ends the workers when it is closed.
+        job: Job of the workers.
+        named: Arguments of the user in the job by name.
+        memory: Shared memory with the status slots.
+        inline: Whether the only worker runs in this process.
+        placement: Placement of the workers. Default: this machine.
+        optimizers: Whether workers make optimizers of torch.
+        hear: Function that receives losses and returns, see :class:`~parenv.crew.crew.Product`.
+
+    Returns:
+        Crew of the workers.
+    """
+    with_launch = local_launch(job, named, inline=inline, optimizers=optimizers)
+    buffer = memory.map()
+    progress = [StatusSlot(buffer, worker) for worker in range(len(job.shares))]
+    where = inline_placement(lambda: job) if inline else worker_placement(placement, None, job.options)
+    limit = None if inline else job.options.max_memory_bytes
+    workers = Workers(where, progress, job.shares, max_memory_bytes=limit)
+    launch = with_launch(memory.fd)
+    # A worker begins when it gets its layout, whose fields are empty because no rollout leaves the worker.
+    layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]
+    crew = Crew(workers, job.options, lambda _: launch, processes=not inline)
+    stack.callback(crew.close, job.options.close_timeout_s)
+    crew.start()
+    crew.serve(Product(lambda worker: [layouts[worker]], hear))
+    return crew

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from parenv.crew.workers import Workers
 from parenv.errors import WorkerTimeoutError, during, span
-from parenv.supervision.workers import Workers
 
 _OURS = re.compile(rf'  File "({re.escape(str(Path(__file__).parent.parent))}/|<string>)')
 

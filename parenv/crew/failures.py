@@ -137,7 +137,7 @@ def say_where(error: BaseException, cause: SubEnvironmentError) -> None:
 
 
 def failing_worker(error: BaseException) -> tuple[int, str]:
-    """Return the worker and the operation of an error from :meth:`~parenv.supervision.workers.Workers.listen`.
+    """Return the worker and the operation of an error from :meth:`~parenv.crew.workers.Workers.listen`.
 
     They are -1 and empty if the error is about no worker.
     """

@@ -6,11 +6,16 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from parenv.crew.events import Committed, Event, StepFailed
+from parenv.crew.failures import from_end, from_failure, say_where, where_it_happened
+from parenv.crew.warning import Warner
+from parenv.crew.watchdog import Watchdog
+from parenv.crew.worker_logs import handle_records
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.status_slot import WAITING_FOR_A_HOST, StatusSlot
-from parenv.placement.base import Ended, Event, Launch, Placement, Received
+from parenv.placement.base import Ended, Launch, Placement, Received
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
@@ -28,23 +33,12 @@ from parenv.protocol.messages import (
     SideData,
     StepReady,
 )
-from parenv.supervision.failures import from_end, from_failure, say_where, where_it_happened
-from parenv.supervision.warning import Warner
-from parenv.supervision.watchdog import Watchdog
-from parenv.supervision.worker_logs import handle_records
 
 if TYPE_CHECKING:
-    from parenv.supervision.questions import Question
+    from parenv.crew.calls import OpenCall
 
 _log = logging.getLogger("parenv")
 FOREVER_S = 3600.0
-
-
-class Committed(NamedTuple):
-    """A worker has committed the rollout of a credit."""
-
-    worker: int
-    commit: Commit
 
 
 class _Process:
@@ -81,12 +75,9 @@ class Workers:
 
     Attributes:
         placement: Placement of the workers.
-        calls: Question of each open call by its number.
-        commits: Committed rollouts that have not been taken.
-        side_data: Data of workers of a vector env that does not fit into the step buffer and has not been taken.
-        step_errors: Exceptions of sub-environments in steps of a vector env that have not been taken.
+        calls: Open call of each number.
         warn: Function that shows warnings of workers.
-        heard: Number of messages of the present process of each worker.
+        received: Number of messages of the present process of each worker.
         stopped: Function that returns the exception of every further :meth:`listen`, or ``None``. Another thread or a
             signal handler sets it to close the workers.
     """
@@ -110,13 +101,10 @@ class Workers:
         self.shares = list(shares)
         self.first_env_id, self._first_worker = first_env_id, first_worker
         self._max_memory_bytes = max_memory_bytes
-        self.calls: dict[int, Question] = {}
-        self._events: deque[Event] = deque()
-        self.commits: deque[Committed] = deque()
-        self.side_data: deque[SideData] = deque()
-        self.step_errors: deque[BaseException] = deque()
+        self.calls: dict[int, OpenCall] = {}
+        self._arrived: deque[Received | Ended] = deque()
         self.warn: Warner = Warner() if begun is None else begun.warn
-        self.heard: list[int] = [*([] if begun is None else begun.heard), *(0 for _ in others)]
+        self.received: list[int] = [*([] if begun is None else begun.received), *(0 for _ in others)]
         self.messages = self.refused_messages = 0
         self.closed = False
 
@@ -219,7 +207,7 @@ class Workers:
         """Start another process of a worker. Late messages of the former process are refused."""
         process = self._processes[worker] = _Process(Sender(worker, self._processes[worker].stands_for + 1))
         # The new process counts its messages from 0, and the main process waits for as many as it has counted.
-        self.heard[worker] = self._progress[worker].said[0] = 0
+        self.received[worker] = self._progress[worker].said[0] = 0
         self.placement.start(launch, [process.sender])
 
     def skip_generations(self, worker: int, generation: int) -> int:
@@ -283,8 +271,12 @@ class Workers:
         for event in events:
             self._handle_records(event)
 
-    def listen(self, timeout_s: float) -> None:
+    def listen(self, timeout_s: float, hear: Callable[[Event], object] = lambda event: None) -> None:
         """Receive messages, and wait for one up to the limit if none has arrived.
+
+        Args:
+            timeout_s: Limit in seconds.
+            hear: Function that receives rollouts, side data and exceptions of steps in the order of their arrival.
 
         Raises:
             WorkerDiedError: A worker has ended. The next call receives the messages after that.
@@ -294,14 +286,14 @@ class Workers:
             raise self.stopped()
         try:
             # An exception may have left events behind, which must not wait for further ones.
-            self._events.extend(self.placement.wait(0.0 if self._events else timeout_s))
+            self._arrived.extend(self.placement.wait(0.0 if self._arrived else timeout_s))
         except Exception as error:
             line = self._progress[0]
             env_id = line.env_id if line.env_id >= 0 else None
             say_where(error, where_it_happened(0, self.pid(0), env_id, line.doing))
             raise
-        while self._events:
-            event = self._events.popleft()
+        while self._arrived:
+            event = self._arrived.popleft()
             worker = event.sender.worker
             process = self._processes[worker]
             if event.sender != process.sender:
@@ -313,29 +305,30 @@ class Workers:
                 process.is_done = True
                 raise from_end(event, self.env_ids(worker), self.doing(worker))
             self.messages += 1
-            self.heard[worker] += 1
+            self.received[worker] += 1
             try:
                 process.conversation.say(WORKER, event.message)
                 if isinstance(event.message, Commit):
-                    self._hear_commit(process, event.message)
+                    if self._is_owed(process, event.message):
+                        hear(Committed(worker, event.message))
                     continue
             except ProtocolError as error:
                 raise error from where_it_happened(worker, self.pid(worker), None, self.doing(worker))
-            self._hear(process, event.message)
+            self._hear(process, event.message, hear)
             self._handle_records(event)
 
-    def _are_missing(self, events: Sequence[Event]) -> bool:
+    def _are_missing(self, events: Sequence[Received | Ended]) -> bool:
         """Return whether a worker that has ended by itself has counted more messages than have arrived."""
         ended = [event.sender for event in events if isinstance(event, Ended) and event.exit_code == 0]
-        arrived = Counter(event.sender for event in (*self._events, *events) if isinstance(event, Received))
+        arrived = Counter(event.sender for event in (*self._arrived, *events) if isinstance(event, Received))
         present = [process.sender for process in self._processes if process.sender in ended]
-        return any(self._progress[one.worker].said[0] > self.heard[one.worker] + arrived[one] for one in present)
+        return any(self._progress[one.worker].said[0] > self.received[one.worker] + arrived[one] for one in present)
 
-    def _handle_records(self, event: Event) -> None:
+    def _handle_records(self, event: Received | Ended) -> None:
         if isinstance(event, Received) and isinstance(event.message, Logged):
             handle_records(event.message, event.sender.worker)
 
-    def _hear(self, process: _Process, message: Message) -> None:
+    def _hear(self, process: _Process, message: Message, hear: Callable[[Event], object]) -> None:
         match message:
             case Reply():
                 self._hear_answer(process, message.sequence, message.value)
@@ -344,28 +337,28 @@ class Workers:
             case Ready() | StepReady():
                 process.ready = message
             case SideData():
-                self.side_data.append(message)
+                hear(message)
             case Failure():
-                self._hear_failure(process, message)
+                self._hear_failure(process, message, hear)
 
-    def _hear_commit(self, process: _Process, message: Commit) -> None:
-        """Note a rollout. Rollouts of a worker arrive in the order of their credits.
+    def _is_owed(self, process: _Process, message: Commit) -> bool:
+        """Take a credit back for its rollout. Rollouts of a worker arrive in the order of their credits.
 
         Raises:
             ProtocolError: A rollout before it is missing.
         """
         if message.sequence not in process.credits:
             self.refused_messages += 1
-            return
+            return False
         if message.sequence != process.credits[0]:
             raise ProtocolError(
                 f"credits must be committed in order, but the worker commits credit {message.sequence} before credit "
                 f"{process.credits[0]}"
             )
         process.credits.popleft()
-        self.commits.append(Committed(process.sender.worker, message))
+        return True
 
-    def _hear_failure(self, process: _Process, message: Failure) -> None:
+    def _hear_failure(self, process: _Process, message: Failure, hear: Callable[[Event], object]) -> None:
         worker = process.sender.worker
         error = self.error_of(message, worker)
         if isinstance(error, Warning):
@@ -374,21 +367,21 @@ class Workers:
             process.is_done = True
             raise error
         elif message.call == 0:
-            self.step_errors.append(error)
+            hear(StepFailed(error))
         else:
-            if message.call in process.open_calls and (question := self.calls.get(message.call)) is not None:
-                question.errors.setdefault(worker, []).append(error)
+            if message.call in process.open_calls and (call := self.calls.get(message.call)) is not None:
+                call.errors.setdefault(worker, []).append(error)
             if not message.more:
                 self._hear_answer(process, message.call, None)
 
-    def _hear_answer(self, process: _Process, call: int, value: Any) -> None:
+    def _hear_answer(self, process: _Process, number: int, value: Any) -> None:
         # A worker may answer only calls to itself, although the numbers of all calls are in one table.
-        question = self.calls.pop(call, None) if call in process.open_calls else None
-        process.open_calls.discard(call)
-        if question is None:
+        call = self.calls.pop(number, None) if number in process.open_calls else None
+        process.open_calls.discard(number)
+        if call is None:
             self.refused_messages += 1
         else:
-            question.answers[process.sender.worker] = value
+            call.answers[process.sender.worker] = value
 
     def late(self, timeout_s: float) -> WorkerTimeoutError:
         """Return the error of workers that are not ready in time."""

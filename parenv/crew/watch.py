@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from parenv.crew.watchdog import Watchdog
+from parenv.crew.workers import Workers
 from parenv.options import WorkerOptions
 from parenv.placement.base import KILL_TIMEOUT_S
-from parenv.supervision.watchdog import Watchdog
-from parenv.supervision.workers import Workers
 
 KILLED, STARTING = "killed", "starting"
 _LIMITS = {"reset": "reset_timeout_s", "making the environment": "reset_timeout_s", STARTING: "start_timeout_s"}
@@ -20,37 +20,34 @@ class Watch:
     Args:
         workers: Workers.
         options: Options of the workers, with their limits.
-        asked: See :class:`~parenv.supervision.supervisor.Product`.
-        changing: Function that returns :data:`KILLED` for a worker that must end, :data:`STARTING` for one that starts,
-            and an empty text for others.
         processes: Whether the workers are processes. The worker in this process cannot be watched.
 
     Attributes:
         next_s: Time of the next look on the monotonic clock.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        options: WorkerOptions,
-        asked: Callable[[int], object],
-        changing: Callable[[int], str],
-        processes: bool,
-    ) -> None:
-        self._workers, self._options, self._asked, self._changing = workers, options, asked, changing
+    def __init__(self, workers: Workers, options: WorkerOptions, processes: bool) -> None:
+        self._workers, self._options = workers, options
         limits = [options.start_timeout_s, options.step_timeout_s, options.reset_timeout_s]
         self._watchdog = Watchdog(len(workers.shares), min(limit for limit in limits if limit is not None))
         self.next_s = -math.inf if processes else math.inf
 
-    def hung(self, now: float) -> list[tuple[int, str]]:
-        """Return the workers that hang, each with its limit in words of the user."""
+    def hung(self, now: float, asked: Callable[[int], object], changing: Callable[[int], str]) -> list[tuple[int, str]]:
+        """Return the workers that hang, each with its limit in words of the user.
+
+        Args:
+            now: Present time on the monotonic clock.
+            asked: See :class:`~parenv.crew.crew.Product`.
+            changing: Function of a worker that returns :data:`KILLED` if it must end, :data:`STARTING` if it starts,
+                and an empty text otherwise.
+        """
         if now < self.next_s:
             return []
         self.next_s = now + self._watchdog.interval_s
-        return [(worker, limit) for worker in range(len(self._workers.shares)) if (limit := self._look(worker, now))]
+        looks = ((w, self._look(w, now, asked(w), changing(w))) for w in range(len(self._workers.shares)))
+        return [(worker, limit) for worker, limit in looks if limit]
 
-    def _look(self, worker: int, now: float) -> str:
-        asked, changing = self._asked(worker), self._changing(worker)
+    def _look(self, worker: int, now: float, asked: object, changing: str) -> str:
         doing = changing or self._workers.busy_with(worker, asked is not None)
         name, limit_s = _LIMITS.get(doing, "step_timeout_s"), math.inf
         if doing == KILLED:
