@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from parenv.memory.trees import as_array
 
+if TYPE_CHECKING:
+    from parenv.envs.targets import End
+
+ALL = slice(None)
 RECORDERS = ("RecordEpisodeStatistics", "Monitor")
 """Classes that put ``info["episode"]`` into the last step of each episode: Gymnasium's and Stable-Baselines3's."""
 
@@ -21,102 +25,142 @@ class Recorded(NamedTuple):
     length: int
 
 
-class EpisodeClocks:
-    """Times of the current episodes of single environments, and which ends count as ends of episodes.
+class EpisodeTally:
+    """Returns, lengths and times of the current episodes of some rows, and which of their ends count.
+
+    If a recorder is among the wrappers, an end that it does not report is the end of a life, and does not count.
 
     Args:
-        recorded: Whether a recorder is among the wrappers of each sub-environment.
+        num_rows: Number of rows, each of a sub-environment or of an agent.
+        recorded: Whether a recorder is among the wrappers of all rows, or of each.
+
+    Attributes:
+        returns: Returns so far, float64 ``[num_rows]``.
     """
 
-    def __init__(self, recorded: Sequence[bool]) -> None:
-        self._began = [0.0] * len(recorded)
-        self._recorded = list(recorded)
+    def __init__(self, num_rows: int, recorded: bool | Sequence[bool] = False) -> None:
+        self.returns, self._lengths, self._steps = np.zeros(num_rows), np.zeros(num_rows, np.int64), 0
+        self._began, self._recorded = np.zeros(num_rows), np.full(num_rows, recorded)
 
-    def seconds(self) -> Any:
-        """Return the seconds since the begin of each episode, float64 ``[B]``."""
-        return np.subtract(perf_counter(), self._began)
+    @property
+    def lengths(self) -> Any:
+        """Lengths so far, int64 ``[num_rows]``. They are -1 before a step that only resets."""
+        if self._steps:
+            self._lengths += self._steps
+            self._steps = 0
+        return self._lengths
 
-    def begin(self, column: int) -> None:
-        """Begin an episode."""
-        self._began[column] = perf_counter()
+    def begin(self, rows: Any = ALL) -> None:
+        """Begin an episode in these rows."""
+        self.forget(rows)
+        self.start(rows)
 
-    def end(self, column: int, recorded: Recorded | None) -> tuple[float, bool]:
-        """End an episode.
+    def start(self, rows: Any) -> None:
+        """Begin to measure the time of an episode in these rows."""
+        self._began[rows] = perf_counter()
+
+    def forget(self, rows: Any, length: int = 0) -> None:
+        """Begin to count the return of an episode in these rows at 0, and its length at ``length``."""
+        self.returns[rows], self.lengths[rows] = 0.0, length
+
+    def add(self, rewards: Any) -> None:
+        """Add a step of every row."""
+        self.returns += rewards
+        self._steps += 1  # For fast vector envs, a second addition to an array would be several percent of a step.
+
+    def add_rollout(self, rewards: Any, ends: Sequence[End]) -> tuple[Any, Any]:
+        """Add the steps of a rollout, with all ends in it.
+
+        The record of a wrapper has priority over the sum of rewards, since another wrapper may have changed these.
 
         Args:
-            column: Column of the sub-environment.
+            rewards: Rewards, ``[T, B]``.
+            ends: Ends in the rollout.
+
+        Returns:
+            Return and length of each episode that ended, float64 ``[K]`` and int64 ``[K]``.
+        """
+        T, B = rewards.shape
+        if not ends:  # As in most rollouts of long episodes.
+            self.returns += _sums(rewards, np.arange(B) * T)
+            self._steps += T
+            return np.empty(0), np.empty(0, np.int64)
+        steps, columns = (np.array([end[i] for end in ends], np.int64) for i in (0, 1))
+        last = columns * T + steps
+        begins = np.sort(np.concatenate([np.arange(B) * T, last[steps < T - 1] + 1]))
+        sums = _sums(rewards, begins)
+        counts = np.diff(begins, append=B * T)
+        segment = np.searchsorted(begins, last, "right") - 1
+        goes_on = begins[segment] == columns * T
+        returns = sums[segment] + np.where(goes_on, self.returns[columns], 0.0)
+        lengths = counts[segment] + np.where(goes_on, self.lengths[columns], 0)
+        for i, end in enumerate(ends):
+            if end.recorded is not None:
+                returns[i], lengths[i] = end.recorded
+        self.forget(columns)
+        still_open = np.flatnonzero(~np.isin(begins + counts - 1, last))
+        self.returns[begins[still_open] // T] += sums[still_open]
+        self.lengths[begins[still_open] // T] += counts[still_open]
+        return returns, lengths
+
+    def end(self, row: int, recorded: Recorded | None) -> tuple[float, bool]:
+        """End an episode, whose return and length are counted by other methods.
+
+        Args:
+            row: Row of the episode.
             recorded: Return and length from a recorder, or ``None``.
 
         Returns:
-            Seconds since the begin, and whether the end counts. An end that a recorder does not report is the end of a
-            life, and does not count.
+            Seconds since the begin, and whether the end counts.
         """
         now = perf_counter()
-        seconds = now - self._began[column]
+        seconds = now - self._began[row]
         if recorded is not None:
-            self._recorded[column] = True
-        elif self._recorded[column]:
+            self._recorded[row] = True
+        elif self._recorded[row]:
             return seconds, False
-        self._began[column] = now
+        self._began[row] = now
         return seconds, True
 
-
-class EpisodeSums:
-    """Returns, lengths and times of the current episodes of a ``VectorEnv``.
-
-    Args:
-        batch: Number of sub-environments.
-        is_recorded: Whether a recorder is among the wrappers.
-    """
-
-    def __init__(self, batch: int, is_recorded: bool) -> None:
-        self._returns, self._began = np.zeros(batch), np.zeros(batch)
-        self._steps, self._steps_before = 0, np.zeros(batch, np.int64)
-        self._recorded, self._any_recorded = np.full(batch, is_recorded), is_recorded
-
-    def begin(self) -> None:
-        """Begin an episode in every sub-environment."""
-        self._returns[:], self._steps_before[:] = 0.0, self._steps
-        self._began[:] = perf_counter()
-
-    def add(self, rewards: Any) -> None:
-        """Add a step of every sub-environment."""
-        self._returns += rewards
-        self._steps += 1
-
-    def write_open(self, records: Any) -> None:
-        """Write the episodes in progress, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[B]``."""
-        records["return"], records["seconds"] = self._returns, perf_counter() - self._began
-        # The number is negative before the step that only resets.
-        records["length"] = np.maximum(self._steps - self._steps_before, 0)
-
-    def end(self, columns: Any, infos: Any, records: Any, later: int) -> None:
-        """End episodes. An end that a recorder does not report is the end of a life, and does not count.
-
-        An end whose record is ``void`` lost the episode, which counts if it had a step before.
+    def end_some(self, rows: Any, infos: Any, records: Any, later: int) -> None:
+        """End episodes of a ``VectorEnv``. An end whose record is ``void`` counts if the episode had a step before.
 
         Args:
-            columns: Columns of the sub-environments, int64 ``[K]``.
+            rows: Rows of the episodes, int64 ``[K]``.
             infos: Infos of the step.
             records: Records for the statistics, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``.
             later: Number of steps until the next episodes begin.
         """
         now, lost = perf_counter(), records["void"]
-        records["seconds"] = now - self._began[columns]
-        records["return"] = self._returns[columns]
-        records["length"] = self._steps - self._steps_before[columns] - lost
+        records["seconds"] = now - self._began[rows]
+        records["return"] = self.returns[rows]
+        records["length"] = self.lengths[rows] - lost
         records["counts"] = (lost == 0) | (records["length"] > 0)
-        counted = columns
-        if self._any_recorded or "episode" in infos or "final_info" in infos:
-            is_said, returns, lengths = recorded_in_columns(infos, columns)
-            self._recorded[columns] |= is_said
-            self._any_recorded = bool(self._recorded.any())
-            counts = is_said | ~self._recorded[columns] | (lost != 0)
+        counted = rows
+        if "episode" in infos or "final_info" in infos or self._recorded.any():
+            is_said, returns, lengths = recorded_in_columns(infos, rows)
+            self._recorded[rows] |= is_said
+            counts = is_said | ~self._recorded[rows] | (lost != 0)
             records["counts"] &= counts
             records["return"][is_said], records["length"][is_said] = returns[is_said], lengths[is_said]
-            counted = columns[counts]
-        self._returns[columns], self._steps_before[columns] = 0.0, self._steps + later
+            counted = rows[counts]
+        self.forget(rows, -later)
         self._began[counted] = now
+
+    def write(self, records: Any) -> None:
+        """Write the episodes in progress, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[num_rows]``."""
+        records["return"], records["seconds"] = self.returns, self.seconds()
+        records["length"] = np.maximum(self.lengths, 0)
+
+    def seconds(self) -> Any:
+        """Return the seconds since the begin of each episode, float64 ``[num_rows]``."""
+        return perf_counter() - self._began
+
+
+def _sums(rewards: Any, begins: Any) -> Any:
+    """Sum rewards ``[T, B]``, taken column by column, from each place to the next."""
+    with np.errstate(all="ignore"):
+        return np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
 
 
 def is_recorded(env: Any) -> bool:

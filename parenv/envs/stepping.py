@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from parenv.envs.elsewhere import StepBatch
-from parenv.envs.episode_statistics import EpisodeClocks, is_recorded, recorded_in
+from parenv.envs.episode_statistics import EpisodeTally, is_recorded, recorded_in
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
 from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_result
@@ -40,8 +40,6 @@ class EnvStepper:
     """Whether there are steps that only reset."""
     writes_tensors = False
     """Whether the rows of observations may be tensors."""
-    sums_rewards = False
-    """Whether the stepper computes returns and lengths of episodes without a recorder."""
 
     def __init__(self, envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
         self.envs: list[Any] = list(envs)
@@ -63,11 +61,12 @@ class EnvStepper:
         codes = list(zip(self._step_codes, self._reset_codes, strict=True))
         self._elsewhere = StepBatch.of(self.envs, progress, codes)
         self._steps = [env.step for env in self.envs]
-        self._episodes = EpisodeClocks([is_recorded(env) for env in self.envs])
+        self.tally = EpisodeTally(self.num_envs, [is_recorded(env) for env in self.envs])
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
         """Begin an episode in every sub-environment and write the first observations; return the info of each."""
         infos = []
+        self.tally.begin()
         for column, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self._progress.begin("reset", self._first + column)
             observation, info = reset_result(env.reset(seed=seed))
@@ -126,9 +125,10 @@ class EnvStepper:
         (step,), (step_code,) = self._steps, self._step_codes
         return step, step_code, self._split, *self._plain, self._write, self._end
 
-    def write_open(self, records: Any) -> None:
-        """Write the seconds of the episodes in progress, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[B]``."""
-        records["seconds"] = self._episodes.seconds()
+    def count(self, rewards: Any, ends: Sequence[End]) -> tuple[Any, Any]:
+        """Count the steps of a rollout; return the return and length of each episode that ended in it."""
+        # A sum per rollout takes less time than one per step.
+        return self.tally.add_rollout(rewards, ends)
 
     def begun(self, ends: Sequence[End], step: int) -> Sequence[int]:
         """Return the columns whose episodes begin after a step, from the ends of that step."""
@@ -144,13 +144,13 @@ class EnvStepper:
     def begin(self, column: int, observation: Any, rows: Rows) -> None:
         """Begin an episode with an observation."""
         self._write(rows, column, observation)
-        self._episodes.begin(column)
+        self.tally.start(column)
 
     def break_off(self, column: int, rows: Rows, step: int, target: Target) -> None:
         """End a column's episode as truncated at an earlier step, with the observation in the rows."""
         last = unflatten(self._observation_leaves, [row[column] for row in rows])
         self._write(target.finals, len(target.ends), last)
-        seconds, _ = self._episodes.end(column, None)
+        seconds, _ = self.tally.end(column, None)
         target.ends.append(End(step, column, False, True, seconds, lost_by=INDEX[ENVIRONMENT_ERROR]))
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
@@ -190,7 +190,7 @@ class EnvStepper:
     ) -> None:
         check_flags(how)
         recorded = recorded_in(info)
-        seconds, counts = self._episodes.end(column, recorded)
+        seconds, counts = self.tally.end(column, recorded)
         self._write(target.finals, len(target.ends), observation)
         # The environment may keep its flags in arrays, and clear them in the reset.
         terminated, truncated = map(bool, how)

@@ -131,6 +131,7 @@ class ThreadedStepper(EnvStepper):
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
         """Begin an episode in every sub-environment and write the first observations; return the info of each."""
         self._leave()
+        self.tally.begin()
         infos, columns, envs = [], range(self.num_envs), self.envs
         self._threads.begin(columns, lambda column: reset_result(envs[column].reset(seed=seeds[column])))
         self._resetting.extend(columns)

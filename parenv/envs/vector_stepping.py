@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from parenv.envs.autoreset import Resets, autoreset_mode, check_reset_with_mask
 from parenv.envs.env_arrays import EnvArrays
-from parenv.envs.episode_statistics import EpisodeSums, is_recorded
+from parenv.envs.episode_statistics import EpisodeTally, is_recorded
 from parenv.envs.final_observations import FinalObservations
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found, row_of
@@ -46,8 +46,6 @@ class VectorStepper:
 
     writes_tensors = True
     """Whether the rows of observations may be tensors."""
-    sums_rewards = True
-    """Whether the stepper computes returns and lengths of episodes without a recorder."""
 
     def __init__(self, env: Any, first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
         self._env, self._mode = env, autoreset_mode(env)
@@ -61,7 +59,7 @@ class VectorStepper:
         self._finals = FinalObservations(env, self._mode, self._leaves, self._fit)
         self._arrays = EnvArrays(env, leaves(self.action_space))
         self._resets = Resets(env, first_env_id)
-        self._episodes = EpisodeSums(self.num_envs, is_recorded(env))
+        self.tally = EpisodeTally(self.num_envs, is_recorded(env))
 
     @property
     def envs(self) -> list[Any]:
@@ -80,7 +78,7 @@ class VectorStepper:
         self._arrays.settle(flatten(self._leaves, observations))
         self._write(rows, observations)
         self._resets.clear()
-        self._episodes.begin()
+        self.tally.begin()
         return [row_of(infos, column) for column in range(self.num_envs)]
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
@@ -111,18 +109,14 @@ class VectorStepper:
         if self.spends_steps:
             self._resets.take_step(ended, columns)
             row[self._resets.begun] = 0
-        self._episodes.add(row)
+        self.tally.add(row)
         if len(columns):
             observations = self._end(target, step, columns, terminated[columns], observations, infos)
         self._write(rows, observations)
 
-    def write_open(self, records: Any) -> None:
-        """Write the episodes in progress, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[B]``."""
-        self._episodes.write_open(records)
-
-    def take_over(self) -> None:
-        """Begin the statistics of episodes, after another stepper has reset the environment."""
-        self._episodes.begin()
+    def count(self, rewards: Any, ends: Sequence[End]) -> tuple[Any, Any]:
+        """Return nothing, because the steps have been counted, and the ends have been written."""
+        return (), ()
 
     def begun(self, ends: Sequence[End], step: int) -> Any:
         """Return the columns whose episodes begin after the last step."""
@@ -161,7 +155,7 @@ class VectorStepper:
         if WORKER_RESTARTED in infos:
             records["void"] = lost = infos[WORKER_RESTARTED][columns]
             records["ended_by"][lost] = [INDEX.get(ending, _UNKNOWN) for ending in infos[ENDED_BY][columns[lost]]]
-        self._episodes.end(columns, infos, records, later=resets_next)
+        self.tally.end_some(columns, infos, records, later=resets_next)
         if resets_next:
             return observations
         if self._mode is AutoresetMode.DISABLED:

@@ -176,7 +176,7 @@ class AECAgentsCollector(AgentsCollector):
         try:
             self._steps[column](action)
             self._taken[column] += 1
-            self.assignments.groups[0].lengths[column] += 1
+            self._tally.lengths[column] += 1
             self._next_turn(column)
         except ParenvError:
             raise
@@ -186,7 +186,7 @@ class AECAgentsCollector(AgentsCollector):
     def _replace(self, column: int, error: BaseException) -> None:
         """Replace a sub-environment that raised. Its incomplete turns are dropped."""
         self._first[column] = self._replacement_of(column, error)
-        self._break_off(column, self._complete_steps, 0)
+        self._break_off(column, self._complete_steps)
         for agent_row in self.assignments.agent_rows[column].values():
             self._pending[agent_row.group].is_open[agent_row.row] = False
         self._begin_episode(column, None)
@@ -240,8 +240,8 @@ class AECAgentsCollector(AgentsCollector):
             mine.infos.write(int(count), row, info)
         pending.is_open[row] = False
         pending.counts[row] += 1
-        group.returns[row] += earned
-        group.lengths[row] += 1
+        group.tally.returns[row] += earned
+        group.tally.lengths[row] += 1
 
     def _explain(self, agent_row: AgentRow, error: Exception, returned: Any) -> None:
         explain_step(error, returned, self._progress.env_id, agent_row.agent)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parenv.envs.episode_statistics import EpisodeClocks
+from parenv.envs.episode_statistics import EpisodeTally
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import nothing_seen
 from parenv.envs.values import action_splitter, row_writer
@@ -20,8 +20,6 @@ from parenv.memory.trees import as_array, copy_as, map_trees
 from parenv.policy.assignment import EpisodeStart, drawn
 from parenv.worker.job import Job
 from parenv.worker.policy_set import PolicyRows, PolicySet
-
-_LASTING = ("who", "assigned", "returns", "lengths")
 
 
 class AgentRow(NamedTuple):
@@ -53,9 +51,7 @@ class GroupRows:
         who: Index of the policy that acts in each row, or :data:`~parenv.memory.agent_layout.NOBODY`.
         assigned: Index of the policy that is assigned to each row, also while its agent is not active.
         restarted: Whether the next rollout does not follow the last one that was delivered, by row.
-        returns: Return so far of each row.
-        lengths: Length so far of each row. With parallel agents, the rollout in progress is not counted.
-        clocks: Start times of the episodes.
+        tally: Returns, lengths and times of the episodes.
         write: Function that writes an observation into a row.
         split: Function that makes an action for each row.
         dtype: Dtype of an observation that is written without a call per step. ``None``: no observation is.
@@ -68,9 +64,7 @@ class GroupRows:
         self.who = np.full(num_rows, NOBODY, np.int32)
         self.assigned = np.full(num_rows, NOBODY, np.int32)
         self.restarted = np.full(num_rows, restarted)
-        self.returns = np.zeros(num_rows)
-        self.lengths = np.zeros(num_rows, np.int64)
-        self.clocks = EpisodeClocks([False] * num_rows)
+        self.tally = EpisodeTally(num_rows)
         self.write = row_writer(spec.observations, fit)
         self.split = action_splitter(spec.actions)
         single = is_single(spec.observations) and not fit.finite
@@ -79,7 +73,7 @@ class GroupRows:
 
     def get_state(self) -> dict[str, Any]:
         """Return the state as plain data."""
-        lasting = {name: getattr(self, name).copy() for name in _LASTING}
+        lasting = {name: array.copy() for name, array in self._lasting().items()}
         seen = {name: rows.copy() for name, rows in self.seen.items()}
         return {"observed": [row.copy() for row in self.observed], "seen": seen, **lasting}
 
@@ -89,8 +83,12 @@ class GroupRows:
             mine[:] = saved
         for name, saved in state.get("seen", {}).items():
             self.seen[name][:] = saved
-        for name in _LASTING:
-            getattr(self, name)[:] = state[name]
+        for name, array in self._lasting().items():
+            array[:] = state[name]
+
+    def _lasting(self) -> dict[str, Any]:
+        sums = {"returns": self.tally.returns, "lengths": self.tally.lengths}
+        return {"who": self.who, "assigned": self.assigned, **sums}
 
 
 class AgentAssignments:
@@ -182,7 +180,7 @@ class AgentAssignments:
     def begin_episode(self, column: int) -> None:
         """Begin the next episode of a sub-environment, and assign policies to its agents."""
         self.numbers[column] += 1
-        self.groups[0].clocks.begin(column)
+        self.groups[0].tally.start(column)
         self._activated.append((self.groups[0], column))
         if self._job.policy_of is not None or not self.names[column]:
             self._draw(column)
@@ -220,14 +218,14 @@ class AgentAssignments:
         group = self.groups[of]
         index = int(group.assigned[row])
         group.who[row] = index
-        group.clocks.begin(row)
+        group.tally.start(row)
         self._activated.append((group, row))
         self.policy_rows[index].begin_row(row)
 
-    def begin_counting(self, length: int = 0) -> None:
-        """Set the return of all episodes that began since the last call to 0, and their length to ``length``."""
+    def begin_counting(self) -> None:
+        """Set the return and the length of all episodes that began since the last call to 0."""
         for group, row in self._activated:
-            group.returns[row], group.lengths[row] = 0.0, length
+            group.tally.forget(row)
         self._activated.clear()
 
     def update_rows(self) -> None:

@@ -59,6 +59,7 @@ class AgentsCollector:
     ) -> None:
         self.envs, self.assignments, self._worker, self._progress = envs, assignments, worker, progress
         self.env_steps = 0
+        self._tally = assignments.groups[0].tally
         self._first = dict(enumerate(first))
         self._has_begun = False
         self._resume_from: tuple[Mapping[str, Any], Mapping[int, int], bool] | None = None
@@ -244,11 +245,11 @@ class AgentsCollector:
             raise error
         return self.replacements.make(column, error)
 
-    def _break_off(self, column: int, counts: Callable[[AgentRow], int], uncounted: int) -> None:
+    def _break_off(self, column: int, counts: Callable[[AgentRow], int]) -> None:
         """Truncate the episode of a sub-environment after its last complete step.
 
         If that step is in the previous rollout, the rows are flagged in ``restarted``. ``counts`` returns the number of
-        complete steps of an agent row in this rollout; ``uncounted`` of them are not counted in lengths yet.
+        complete steps of an agent row in this rollout.
         """
         for agent_row in (*self.assignments.agent_rows[column].values(), AgentRow("", 0, column)):
             group, mine = self.assignments.groups[agent_row.group], self._writer.groups[agent_row.group]
@@ -256,14 +257,14 @@ class AgentsCollector:
             if group.who[agent_row.row] == NOBODY:
                 continue
             if not count:
-                self.assignments.groups[0].returns[column] += group.returns[agent_row.row] if agent_row.group else 0.0
+                self._tally.returns[column] += group.tally.returns[agent_row.row] if agent_row.group else 0.0
                 policy_rows = [
                     policy for policy in self.assignments.policy_rows.values() if policy.group == agent_row.group
                 ]
                 mine.begin_anew(agent_row.row, {policy.name: policy.initial for policy in policy_rows})
             elif mine.goes_on(agent_row.row, count - 1):
                 mine.keep_final(agent_row.row, count)
-                self._end_part(agent_row.group, agent_row.row, count - 1, False, column, uncounted, lost_by=_LOST_BY)
+                self._end_part(agent_row.group, agent_row.row, count - 1, False, column, lost_by=_LOST_BY)
             if agent_row.group:
                 group.who[agent_row.row] = NOBODY
 
@@ -274,35 +275,36 @@ class AgentsCollector:
         step: int,
         terminated: bool,
         column: int,
-        uncounted: int = 0,
-        reward: float = 0.0,
+        reward: float | None = None,
         lost_by: int = 0,
     ) -> None:
         """End an agent's part of an episode, or the whole episode. The final observation has been written already.
 
-        ``uncounted`` steps of this rollout are not counted in lengths yet. ``reward`` is not counted in returns yet.
-        ``lost_by`` is the reason of an end by which the episode is lost.
+        ``reward`` is the reward of the last step if that is not counted yet. ``lost_by`` is the reason of an end by
+        which the episode is lost.
         """
         group = self.assignments.groups[index]
-        seconds, _ = group.clocks.end(row, None)
-        episode_return, length = float(group.returns[row] + reward), int(group.lengths[row]) + uncounted
+        seconds, _ = group.tally.end(row, None)
+        episode_return, length = float(group.tally.returns[row]), int(group.tally.lengths[row])
+        if reward is not None:
+            episode_return, length = episode_return + float(reward), length + 1
         end = End(step, row, terminated, not terminated, seconds, lost_by=lost_by)
         self._writer.groups[index].add_end(end, episode_return, length, self.assignments.numbers[column])
         self._truncated[column] |= not terminated
         if index:
             group.who[row] = NOBODY
-            self.assignments.groups[0].returns[column] += episode_return
+            self._tally.returns[column] += episode_return
 
-    def _end_episode(self, column: int, step: int, uncounted: int = 0) -> None:
+    def _end_episode(self, column: int, step: int, reward: float | None = None) -> None:
         """End the whole episode of a sub-environment."""
-        self._end_part(0, column, step, not self._truncated[column], column, uncounted)
+        self._end_part(0, column, step, not self._truncated[column], column, reward)
 
 
 def _write_open(assignments: AgentAssignments, records: Any) -> None:
     """Write the episodes in progress. The return of an agent is added to the others when its part ends."""
     envs, *agents = assignments.groups
-    records["length"], records["number"] = envs.lengths, assignments.numbers
-    records["seconds"], records["return"] = envs.clocks.seconds(), envs.returns
+    envs.tally.write(records)
+    records["number"] = assignments.numbers
     for group in agents:
-        returns = np.where(group.who == NOBODY, 0.0, group.returns)
+        returns = np.where(group.who == NOBODY, 0.0, group.tally.returns)
         records["return"] += returns.reshape(len(records), -1).sum(1)

@@ -32,19 +32,19 @@ class HalfBatchCollector(SingleAgentCollector):
         envs: Any = self.stepper.envs[0]
         for half in envs.halves:
             stepper = VectorStepper(half, int(self.env_ids[first]), self._progress, self.actor.fit)
-            stepper.take_over()
+            stepper.tally.begin()
             self._halves.append((slice(first, first + half.num_envs), stepper))
             first += half.num_envs
 
     def _reset_all(self, seeds: Sequence[int | None]) -> None:
         super()._reset_all(seeds)
         for _, stepper in self._halves:
-            stepper.take_over()
+            stepper.tally.begin()
 
     def _write_open(self, writer: RolloutWriter) -> None:
         if self._in_halves:
             for columns, stepper in self._halves:
-                stepper.write_open(writer.own["open", 0][columns])
+                stepper.tally.write(writer.own["open", 0][columns])
         else:
             super()._write_open(writer)
 

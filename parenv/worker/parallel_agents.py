@@ -75,7 +75,6 @@ class ParallelAgentsCollector(AgentsCollector):
         for group, rows, seen in zip(assignments.groups, self._rows, self._seen, strict=True):
             group.observed = [row.copy() for row in rows]
             group.seen = {name: row.copy() for name, row in seen.items()}
-            group.lengths += step + 1
         self._finish_writing(writer)
         return Seconds(environment, acting)
 
@@ -132,9 +131,9 @@ class ParallelAgentsCollector(AgentsCollector):
                 self._change(column, step, (observations, infos), ended)
             elif has_state:
                 self._write_state(column, rows[0], column)
-        for group, mine in zip(groups[1:], rewards[1:], strict=True):
-            group.returns += mine
-        self.assignments.begin_counting(-step - 1)
+        for group, mine in zip(groups, rewards, strict=True):
+            group.tally.add(mine)
+        self.assignments.begin_counting()
         if self._changed:
             self._changed = False
             self.assignments.update_rows()
@@ -160,13 +159,13 @@ class ParallelAgentsCollector(AgentsCollector):
         """End an agent's part of an episode with this observation."""
         mine = self._writer.groups[index]
         self.assignments.groups[index].write(mine.finals, len(mine.ends), observation)
-        self._end_part(index, row, step, terminated, column, step + 1, mine.rewards[step, row])
+        self._end_part(index, row, step, terminated, column, mine.rewards[step, row])
 
     def _replace(self, column: int, error: BaseException, step: int) -> None:
         """Replace a sub-environment that raised in a step. That step has no transition of it."""
         self._first[column] = self._replacement_of(column, error)
         self._not_taken += 1
-        self._break_off(column, lambda agent_row: step, step)
+        self._break_off(column, lambda agent_row: step)
         for _, index, row in self._live[column]:
             self._writer.groups[index].note(row, step, NOBODY)
         self._begin_episode(column, None)
@@ -191,7 +190,7 @@ class ParallelAgentsCollector(AgentsCollector):
         else:
             if self._has_state:
                 self._write_final_state(column)
-            self._end_episode(column, step, step + 1)
+            self._end_episode(column, step, 0.0)
             self._begin_episode(column, None)
         if self._live[column] != live or assignments.names[column] != names:
             self._note_who(column, step + 1)

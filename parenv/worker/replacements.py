@@ -112,7 +112,7 @@ class ReplacingCollector(SingleAgentCollector):
             return column + 1
         if not step:
             writer.plain["restarted"][column] = True
-            self._open.forget(column)
+            stepper.tally.forget(column)
         elif (step - 1, column) not in places:
             stepper.break_off(column, seen, step - 1, writer)
         stepper.begin(column, observation, seen)

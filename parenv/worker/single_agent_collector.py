@@ -28,7 +28,7 @@ from parenv.worker.actor import NO_INFOS, Actor
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.single import ACT, fill_rows, single_env
 from parenv.worker.single import StopCollectingError as StopCollectingError
-from parenv.worker.writing import ALL, OpenEpisodes, RolloutWriter, writer_in_own_memory
+from parenv.worker.writing import ALL, RolloutWriter, writer_in_own_memory
 
 StepEnvs = Callable[[Rows, Rows, int, RolloutWriter], None]
 """``(actions, rows to write to, step, writer) -> None``."""
@@ -78,7 +78,6 @@ class SingleAgentCollector:
         self._restarted = np.full(stepper.num_envs, restarted)
         self._rows, self.env_ids, self._worker, self._progress = rows, env_ids, worker, progress
         self.seen: Mapping[str, Any] = first_seen(spec.infos, infos)
-        self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
         self._carry_before = self._carry
         """Carry before the last action."""
@@ -102,7 +101,7 @@ class SingleAgentCollector:
             "rows": [deep_copy(array_or_list(rows)) for rows in self._rows],
             "infos": {name: rows.copy() for name, rows in self.seen.items()},
             "carry": None if self._carry is None else map_trees(as_array, self.actor.own_carry(self._carry)),
-            "open": self._open.columns(),
+            "open": [self.stepper.tally.returns.copy(), self.stepper.tally.lengths.copy()],
             "random": random_state(),
         }
 
@@ -116,10 +115,11 @@ class SingleAgentCollector:
         if initial is not None:
             saved = map_trees(copy_as, initial, state["carry"])
             self._carry = self.actor.with_rows(saved, initial, renewed)
-        self._open = OpenEpisodes(self.stepper.num_envs, *state["open"])
+        tally = self.stepper.tally
+        tally.returns[:], tally.lengths[:] = state["open"]
         for column in range(self.stepper.num_envs):
             if column in renewed:
-                self._open.forget(column)
+                tally.forget(column)
             else:
                 for mine, saved in zip(self._rows, state["rows"], strict=True):
                     assign(mine, column, saved[column])
@@ -154,7 +154,6 @@ class SingleAgentCollector:
         batch = self.stepper.num_envs
         self._reset_all(seeds or [None] * batch)
         self._restarted |= cuts
-        self._open = OpenEpisodes(batch)
         self._carry = self.actor.initial_carry(batch)
         return [deep_copy(rows) for rows in self._rows]
 
@@ -236,16 +235,12 @@ class SingleAgentCollector:
         self._rows = [copy_of(row) for row in writer.observations[step + 1]]
         self.seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
-        if stepper.sums_rewards:
-            writer.write_ends((), ())
-        else:
-            writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
-            self._open.write(writer.own["open", 0])
+        writer.write_ends(*stepper.count(writer.rewards[: step + 1], writer.ends))
         self._write_open(writer)
 
     def _write_open(self, writer: RolloutWriter) -> None:
-        """Write what the stepper knows of the episodes in progress."""
-        self.stepper.write_open(writer.own["open", 0])
+        """Write the episodes in progress."""
+        self.stepper.tally.write(writer.own["open", 0])
 
     def check_actions(self, actions: Rows, step: int, first: int = 0) -> None:
         """Check that actions are finite, if ``check_finite`` is set. They begin at the column ``first``.

@@ -204,67 +204,6 @@ def writer_in_own_memory(make: MakeWriter[Writer], spec: SlotSpec, batch: int) -
     return make(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Columns(0, 0, batch))
 
 
-class OpenEpisodes:
-    """Return and length so far of the episodes that the end of a rollout cuts in two.
-
-    Args:
-        num_envs: Number of sub-environments.
-        returns: Returns so far, float64 ``[num_envs]``.
-        lengths: Lengths so far, int64 ``[num_envs]``.
-    """
-
-    def __init__(self, num_envs: int, returns: Any = None, lengths: Any = None) -> None:
-        self._returns = np.zeros(num_envs) if returns is None else np.array(returns)
-        self._lengths = np.zeros(num_envs, np.int64) if lengths is None else np.array(lengths)
-
-    def columns(self) -> list[Any]:
-        """Return returns and lengths so far."""
-        return [self._returns.copy(), self._lengths.copy()]
-
-    def write(self, records: Any) -> None:
-        """Write returns and lengths so far, :data:`~parenv.memory.layout.OPEN_DTYPE` ``[num_envs]``."""
-        records["return"], records["length"] = self._returns, self._lengths
-
-    def forget(self, column: int) -> None:
-        """Forget the episode of a column."""
-        self._returns[column], self._lengths[column] = 0.0, 0
-
-    def close(self, rewards: Any, ends: Sequence[End]) -> tuple[Any, Any]:
-        """Return the return and length of each episode that ended in a rollout, float64 ``[K]`` and int64 ``[K]``.
-
-        The open episodes are kept for the next rollout. The record of a wrapper has priority over the sum of rewards,
-        since another wrapper may have changed these.
-        """
-        T, B = rewards.shape
-        if not ends:  # As in most rollouts of long episodes.
-            self._returns += _sums(rewards, np.arange(B) * T)
-            self._lengths += T
-            return np.empty(0), np.empty(0, np.int64)
-        steps, columns = (np.array([end[i] for end in ends], np.int64) for i in (0, 1))
-        last = columns * T + steps
-        begins = np.sort(np.concatenate([np.arange(B) * T, last[steps < T - 1] + 1]))
-        sums = _sums(rewards, begins)
-        counts = np.diff(begins, append=B * T)
-        segment = np.searchsorted(begins, last, "right") - 1
-        goes_on = begins[segment] == columns * T
-        returns = sums[segment] + np.where(goes_on, self._returns[columns], 0.0)
-        lengths = counts[segment] + np.where(goes_on, self._lengths[columns], 0)
-        for i, end in enumerate(ends):
-            if end.recorded is not None:
-                returns[i], lengths[i] = end.recorded
-        self._returns[columns], self._lengths[columns] = 0.0, 0
-        still_open = np.flatnonzero(~np.isin(begins + counts - 1, last))
-        self._returns[begins[still_open] // T] += sums[still_open]
-        self._lengths[begins[still_open] // T] += counts[still_open]
-        return returns, lengths
-
-
-def _sums(rewards: Any, begins: Any) -> Any:
-    """Sum rewards ``[T, B]``, taken column by column, from each place to the next."""
-    with np.errstate(all="ignore"):
-        return np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
-
-
 class GroupWriter(RolloutWriter):
     """One worker's rows of one group in a slot of named policies.
 

@@ -18,7 +18,7 @@ from parenv.memory.spaces import leaves
 from parenv.memory.status_slot import StatusSlot
 from parenv.testing import check_ledger
 from parenv.worker.single_agent_collector import private_writer, reset
-from parenv.worker.writing import OpenEpisodes, RolloutWriter
+from parenv.worker.writing import RolloutWriter
 
 TWO = spaces.Discrete(2)
 
@@ -63,7 +63,6 @@ class Run:
         self.stepper = stepper
         self.spec = RolloutSpec(length, leaves(stepper.observation_space), leaves(stepper.action_space))
         self.writer: RolloutWriter = private_writer(self.spec, stepper.num_envs)
-        self._episodes = OpenEpisodes(stepper.num_envs)
         self._rows, _ = reset(stepper, self.spec.observations, range(stepper.num_envs))
 
     def rollout(self, actions: Sequence[Any] | None = None) -> Rollout:
@@ -78,7 +77,7 @@ class Run:
         for step in range(length):
             written = writer.write_actions(step, [np.zeros(batch, np.int64)] if actions is None else actions, {})
             self.stepper.step(written, writer.observations[step + 1], step, writer)
-        writer.write_ends(*self._episodes.close(writer.rewards, writer.ends))
+        writer.write_ends(*self.stepper.count(writer.rewards, writer.ends))
         self._rows = [row.copy() for row in writer.observations[length]]
         about: dict[str, Any] = {"env_ids": np.arange(batch), "worker": 0, "policy_version": 0, "policy_lag": 0}
         return assemble(self.spec, writer.arrays, [writer.columns], extras=(), **about)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from policies import zeros
 
 from parenv import AsyncWorkerPool
+from parenv.envs.episode_statistics import EpisodeTally
 from parenv.envs.fitting import Fit
 from parenv.envs.stepping import End
 from parenv.envs.values import row_writer
@@ -24,7 +25,7 @@ from parenv.experience.rollout import Rollout
 from parenv.memory.layout import Extra, RolloutSpec, SlotSpec, slot_layout
 from parenv.memory.spaces import Leaf
 from parenv.testing import LedgerEnv
-from parenv.worker.writing import OpenEpisodes, RolloutWriter
+from parenv.worker.writing import RolloutWriter
 
 SETTINGS = settings(max_examples=40)
 OBSERVATIONS = (Leaf(("x",), (2,), "<f4"), Leaf(("deep", 0), (), "<i8"), Leaf(("deep", 1)))
@@ -79,7 +80,7 @@ def write_columns(writer: RolloutWriter, ended: Any, numbers: Iterator[int], see
         for block, row in zip(writer.observations[step + 1], shown(seen[step + 1]), strict=True):
             block[:] = row
     writer.rewards[:] = 1
-    writer.write_ends(*OpenEpisodes(B).close(writer.rewards, writer.ends))
+    writer.write_ends(*EpisodeTally(B).add_rollout(writer.rewards, writer.ends))
 
 
 def shown(numbers: Any) -> list[Any]:

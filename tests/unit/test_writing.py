@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from parenv.envs.episode_statistics import EpisodeTally
 from parenv.envs.stepping import End
 from parenv.experience.assembly import Columns
 from parenv.memory.layout import Extra, RolloutSpec, SlotSpec, slot_layout
 from parenv.memory.spaces import Leaf
-from parenv.worker.writing import OpenEpisodes, RolloutWriter
+from parenv.worker.writing import RolloutWriter
 
 SPEC = RolloutSpec(
     3,
@@ -47,12 +48,12 @@ def test_returns_and_lengths_are_counted_across_rollouts(
     shape = (sum(rollout_lengths), num_envs)
     ended = data.draw(hnp.arrays(bool, shape))
     rewards = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    episodes, got, first = OpenEpisodes(num_envs), [[] for _ in range(num_envs)], 0
+    episodes, got, first = EpisodeTally(num_envs), [[] for _ in range(num_envs)], 0
     for length in rollout_lengths:
         part = slice(first, first + length)
         ends = [End(int(step), int(column), True, False, 0.0) for step, column in np.argwhere(ended[part])]
         for (_, column, *_), statistics in zip(
-            ends, zip(*episodes.close(rewards[part], ends), strict=True), strict=True
+            ends, zip(*episodes.add_rollout(rewards[part], ends), strict=True), strict=True
         ):
             got[column].append(statistics)
         first += length
@@ -66,10 +67,10 @@ def test_returns_and_lengths_are_counted_across_rollouts(
 def test_an_extreme_reward_does_not_change_later_episodes(bad: float, rollout_length: int) -> None:
     rewards = np.ones((8, 1), np.float32)
     rewards[0] = bad
-    episodes, totals = OpenEpisodes(1), []
+    episodes, totals = EpisodeTally(1), []
     for first in range(0, 8, rollout_length):
         ends = [End(step, 0, True, False, 0.0) for step in range(1, rollout_length, 2)]
-        totals += episodes.close(rewards[first : first + rollout_length], ends)[0].tolist()
+        totals += episodes.add_rollout(rewards[first : first + rollout_length], ends)[0].tolist()
     assert totals[1:] == [2.0, 2.0, 2.0]
 
 
