@@ -6,7 +6,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,23 +19,23 @@ from parenv.memory.layout import RolloutSpec
 from parenv.worker.agents_collector import AgentsCollector
 from parenv.worker.single_agent_collector import SingleAgentCollector, StopCollectingError, private_writer
 from parenv.worker.task import Context, Pending, PendingAnswers
-from parenv.worker.writing import AgentWriter, writer_in_own_memory
+from parenv.worker.writing import AgentWriter, RolloutWriter, writer_in_own_memory
 
 MAX_STEPS = 16
 """Maximum number of env steps between two checks of which sub-environments have finished."""
 PIECE_S = 0.005
 """Maximum duration in seconds of one piece of an evaluation beside the training, unless one env step takes longer."""
 Within = Callable[[], contextlib.AbstractContextManager[None]]
-Records = list[list[Any]]
 
 
 class EpisodeRunner(ABC):
-    """Episodes in progress.
+    """Episodes in progress, in sub-environments of a collector that begin an episode.
 
     Each sub-environment plays a fixed number of them. Taking the episodes that end first would favour short ones.
 
     Args:
-        num_envs: Number of sub-environments.
+        collector: Collector that steps the sub-environments.
+        env_ids: env_ids of the sub-environments.
         episodes: Total number of episodes. The numbers of two sub-environments differ by one at most.
         within: Function that makes a context for the steps, such as a random state.
 
@@ -43,10 +43,14 @@ class EpisodeRunner(ABC):
         wanted: Number of missing episodes of each sub-environment.
     """
 
-    def __init__(self, num_envs: int, episodes: int, within: Within) -> None:
-        self._within = within
+    def __init__(self, collector: Any, env_ids: Sequence[int], episodes: int, within: Within) -> None:
+        self._env_ids, self._within, num_envs = np.array(env_ids), within, len(env_ids)
         self.wanted = [episodes // num_envs + (column < episodes % num_envs) for column in range(num_envs)]
         self._step_s = float("inf")
+        self._collect: Callable[[Any], object] = collector.collect
+        self._steps, self._writer = 0, None
+        self._played: list[tuple[Any, int]] = []
+        """Record and number of each wanted episode that has ended."""
 
     @property
     def is_over(self) -> bool:
@@ -64,110 +68,89 @@ class EpisodeRunner(ABC):
         self.play(MAX_STEPS if self._step_s * MAX_STEPS < PIECE_S else 1)
 
     def play(self, steps: int) -> None:
-        """Take this many steps in every sub-environment."""
+        """Take this many steps in every sub-environment, and note the wanted episodes that end."""
         began = time.perf_counter()
+        if steps != self._steps:
+            self._steps, self._writer = steps, self._writer_of(steps)
         with self._within():
-            self._collect(steps)
+            self._collect(self._writer)
+        for record, number in self._ended(self._writer):
+            if self.wanted[record["column"]] and record["counts"] and not record["void"]:
+                self.wanted[record["column"]] -= 1
+                self._played.append((record, number))
         self._step_s = (time.perf_counter() - began) / steps
 
-    @abstractmethod
     def answer(self) -> tuple[Any, ...]:
         """Return the columns of the episodes, each ``[episodes]``: see :meth:`EpisodeStatistics.columns`.
 
         Named policies add a dict with the same columns by policy, and with agents and episode numbers.
         """
-
-    @abstractmethod
-    def _collect(self, steps: int) -> None:
-        """Take this many steps, and note the wanted episodes that end."""
-
-
-class EnvsEpisodeRunner(EpisodeRunner):
-    """Episodes of a single agent, in the sub-environments of a collector that begin an episode."""
-
-    def __init__(self, collector: SingleAgentCollector, episodes: int, within: Within = contextlib.nullcontext) -> None:
-        super().__init__(collector.stepper.num_envs, episodes, within)
-        self._collector = collector
-        self._writer = private_writer(collector.spec, collector.stepper.num_envs)
-        self._records: list[Any] = []
-
-    def answer(self) -> tuple[Any, ...]:
-        """Return the columns of the episodes."""
-        played = episodes_of(np.array(self._records), self._collector.env_ids)
+        played = episodes_of(np.array([record for record, _ in self._played]), self._env_ids)
         ended_by = np.array(indices_of(played.ended_by), np.int64)
         return played.returns, played.lengths, played.seconds, played.env_ids, ended_by
 
-    def _collect(self, steps: int) -> None:
+    @abstractmethod
+    def _writer_of(self, steps: int) -> Any:
+        """Set the number of steps that the collector takes, and return a writer for them."""
+
+    @abstractmethod
+    def _ended(self, writer: Any) -> Iterable[tuple[Any, int]]:
+        """Return the record and the number of each episode that has ended."""
+
+
+class EnvsEpisodeRunner(EpisodeRunner):
+    """Episodes of a single agent. Their numbers are 0."""
+
+    def __init__(self, collector: SingleAgentCollector, episodes: int, within: Within = contextlib.nullcontext) -> None:
+        super().__init__(collector, collector.env_ids, episodes, within)
+        self._collector = collector
+
+    def _writer_of(self, steps: int) -> RolloutWriter:
         collector = self._collector
-        if steps != collector.spec.rollout_length:
-            collector.spec = replace(collector.spec, rollout_length=steps)
-            self._writer = private_writer(collector.spec, collector.stepper.num_envs)
-        collector.collect(self._writer)
-        for record in self._writer.end_records().copy():
-            if self.wanted[record["column"]] and record["counts"] and not record["void"]:
-                self.wanted[record["column"]] -= 1
-                self._records.append(record)
+        collector.spec = replace(collector.spec, rollout_length=steps)
+        return private_writer(collector.spec, collector.stepper.num_envs)
+
+    def _ended(self, writer: RolloutWriter) -> Iterable[tuple[Any, int]]:
+        return ((record, 0) for record in writer.end_records().copy())
 
 
 class AgentsEpisodeRunner(EpisodeRunner):
     """Episodes of agents with named policies. ``names`` has the names by index of the policy."""
 
     def __init__(self, collector: AgentsCollector, episodes: int, names: Mapping[int, str], within: Within) -> None:
-        super().__init__(len(collector.envs), episodes, within)
-        self._collector, self._spec, self._names = collector, collector.assignments.spec, names
-        self._whole: Records = []
-        self._by_policy: defaultdict[str, Records] = defaultdict(list)
+        super().__init__(collector, collector.assignments.env_ids, episodes, within)
+        self._assignments, self._spec, self._names = collector.assignments, collector.assignments.spec, names
         self._parts: defaultdict[tuple[int, int], list[tuple[str, list[Any]]]] = defaultdict(list)
-        self._resize(MAX_STEPS)
+        """Policy and part of each agent in an episode, by column and number of the episode."""
 
     def answer(self) -> tuple[Any, ...]:
         """Return the columns of the episodes, and columns by policy."""
-        by_policy = {name: _columns(records, 7) for name, records in self._by_policy.items()}
-        return *_columns(self._whole, 5), by_policy
+        by_policy: defaultdict[str, list[list[Any]]] = defaultdict(list)
+        for record, number in self._played:
+            for name, part in self._parts[int(record["column"]), number]:
+                by_policy[name].append(part)
+        columns = {name: [list(column) for column in zip(*parts, strict=True)] for name, parts in by_policy.items()}
+        return *super().answer(), columns
 
-    def _resize(self, steps: int) -> None:
-        """Set the rollout length."""
+    def _writer_of(self, steps: int) -> AgentWriter:
         factor = steps / self._spec.rollout_length
 
         def shortened(group: RolloutSpec) -> RolloutSpec:
             return replace(group, rollout_length=round(group.rollout_length * factor), gradient_bytes=0)
 
-        assignments = self._collector.assignments
-        assignments.spec = replace(self._spec, groups=tuple(map(shortened, self._spec.groups)))
-        self._writer = writer_in_own_memory(AgentWriter, assignments.spec, len(self._collector.envs))
+        self._assignments.spec = replace(self._spec, groups=tuple(map(shortened, self._spec.groups)))
+        return writer_in_own_memory(AgentWriter, self._assignments.spec, len(self._env_ids))
 
-    def _collect(self, steps: int) -> None:
-        collector, env_ids = self._collector, self._collector.assignments.env_ids
-        if steps != collector.assignments.spec.rollout_length:
-            self._resize(steps)
-        collector.collect(self._writer)
-        self._note_parts()
-        for record, number in zip(*self._writer.groups[0].ended(), strict=True):
-            column = int(record["column"])
-            if self.wanted[column]:
-                self.wanted[column] -= 1
-                self._whole.append([*_figures(record), env_ids[column], int(record["ended_by"])])
-                for name, part in self._parts.pop((column, number)):
-                    self._by_policy[name].append(part)
-
-    def _note_parts(self) -> None:
-        """Note the policy and record of each agent whose part of an episode has ended, by column and episode."""
-        assignments = self._collector.assignments
-        for group, mine in zip(assignments.spec.groups[1:], self._writer.groups[1:], strict=True):
+    def _ended(self, writer: AgentWriter) -> Iterable[tuple[Any, int]]:
+        """Note the parts of agents that have ended, and return the episodes."""
+        for group, mine in zip(self._assignments.spec.groups[1:], writer.groups[1:], strict=True):
             for record, number in zip(*mine.ended(), strict=True):
                 column, place = divmod(int(record["column"]), len(group.agents))
                 name = self._names[int(mine.policies[record["step"], record["column"]])]
-                env_id, ended_by = assignments.env_ids[column], int(record["ended_by"])
-                part = [*_figures(record), env_id, ended_by, group.agents[place], number]
-                self._parts[column, number].append((name, part))
-
-
-def _figures(record: Any) -> list[Any]:
-    return [float(record["return"]), int(record["length"]), float(record["seconds"])]
-
-
-def _columns(records: Records, count: int) -> list[list[Any]]:
-    return [list(column) for column in zip(*records, strict=True)] if records else [[] for _ in range(count)]
+                figures = float(record["return"]), int(record["length"]), float(record["seconds"])
+                about = self._assignments.env_ids[column], int(record["ended_by"]), group.agents[place], number
+                self._parts[column, number].append((name, [*figures, *about]))
+        return zip(*writer.groups[0].ended(), strict=True)
 
 
 APART, BESIDE, IN_PLACE = "apart", "beside", "in place"

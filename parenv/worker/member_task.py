@@ -23,7 +23,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Failure, Layout, Ready
 from parenv.worker.actor import Actor
 from parenv.worker.differentiator import numbers_of
-from parenv.worker.evaluation import MAX_STEPS, EnvsEpisodeRunner
+from parenv.worker.evaluation import EnvsEpisodeRunner
 from parenv.worker.failures import failure_of
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Member, made, restore, state_of
@@ -175,8 +175,7 @@ class MemberTask:
         if fitness.episodes:
             with actor.deterministic(fitness.deterministic):
                 self._measuring.normalise_by(self._training.statistics, updating=False)
-                spec = replace(self._spec, rollout_length=MAX_STEPS)
-                collector, _ = self._measuring.collector(actor, spec, seed + 1, self._worker)
+                collector, _ = self._measuring.collector(actor, self._spec, seed + 1, self._worker)
                 episodes = EpisodeStatistics.of_columns(*EnvsEpisodeRunner(collector, fitness.episodes).play_all())
         self._progress.begin("fitness")
         score = episodes.mean_return if fitness.score is None else float(fitness.score(member, episodes))

@@ -34,7 +34,7 @@ from parenv.protocol.messages import Layout, Ready
 from parenv.worker.actor import Actor
 from parenv.worker.collect_task import CollectTask
 from parenv.worker.episode_parts import EpisodePartsCollector
-from parenv.worker.evaluation import MAX_STEPS, EnvsEpisodeRunner, Evaluation, Within
+from parenv.worker.evaluation import EnvsEpisodeRunner, Evaluation, Within
 from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
 from parenv.worker.probes import extras_as_data, infos_in, infos_in_episode, not_in_resets, probe, probe_postprocess
@@ -152,7 +152,7 @@ class SingleAgentEnvs:
     ) -> EnvsEpisodeRunner:
         """Begin the episodes of an evaluation."""
         extras = tuple(extra for extra in spec.extras if not extra.postprocessed)
-        spec = replace(spec, rollout_length=MAX_STEPS, extras=extras, on_device=False, in_parts=False)
+        spec = replace(spec, extras=extras, on_device=False, in_parts=False)
         try:
             collector, _ = envs.collector(actor, spec, seed, self._context.sender.worker)
         except Exception as error:
