@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from parenv.envs.fitting import Fit
 from parenv.memory.spaces import describe
@@ -23,11 +23,8 @@ PIECE_S = 0.005
 NO_SPACE = ["opaque", ""]
 
 
-class EpisodeTask:
-    """Plays each requested episode in the sub-environment that the request names.
-
-    An exception of an environment is the answer for its episode, and the next episode gets a new environment. An
-    exception of the policy is raised.
+class EpisodeEnvsTask:
+    """Sub-environments that play the requested episodes.
 
     Args:
         job: Job of the workers.
@@ -37,21 +34,40 @@ class EpisodeTask:
     """
 
     def __init__(self, job: EpisodeJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
-        self._progress = progress
+        self._job, self._progress, self._output = job, progress, output
         self._envs = EpisodeEnvs(job, job.env_ids(sender.worker), progress)
-        fit, num_rows = Fit.of(job.options, output.warn), len(self._envs.rows)
-        self._batches = PolicyBatches(job.policy, job.device, job.deterministic, num_rows, fit)
-        self._batch_of: dict[SubEnvironment, PolicyBatch] = {}
-        self._pending = [Pending() for _ in self._envs.rows]
-        self._done: PendingAnswers = []
 
     def ready(self) -> Ready:
         """Return an empty description, because environments are made for their first episode."""
         return Ready([NO_SPACE, NO_SPACE], len(self._envs.rows), [], [])
 
-    def lay_out(self, layout: Layout, mapping: Any) -> EpisodeTask:
+    def lay_out(self, layout: Layout, mapping: Any) -> Self:
         """Return this task, which needs no shared memory."""
         return self
+
+    def close(self) -> None:
+        """Close all environments."""
+        self._envs.close()
+
+
+class EpisodeTask(EpisodeEnvsTask):
+    """Plays each requested episode in the sub-environment that the request names.
+
+    An exception of an environment is the answer for its episode, and the next episode gets a new environment. An
+    exception of the policy is raised.
+
+    Args:
+        *arguments: Arguments of :class:`EpisodeEnvsTask`.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        job, num_rows = self._job, len(self._envs.rows)
+        fit = Fit.of(job.options, self._output.warn)
+        self._batches = PolicyBatches(job.policy, job.device, job.deterministic, num_rows, fit)
+        self._batch_of: dict[SubEnvironment, PolicyBatch] = {}
+        self._pending = [Pending() for _ in self._envs.rows]
+        self._done: PendingAnswers = []
 
     def answer(self, method: str, *arguments: Any) -> Pending:
         """Begin an episode. There is no other call."""
@@ -77,9 +93,9 @@ class EpisodeTask:
         return done
 
     def close(self) -> None:
-        """Close all environments."""
+        """Close all environments, and give the policy its former settings."""
         with contextlib.closing(self._batches):
-            self._envs.close()
+            super().close()
 
     def _step(self, batch: PolicyBatch) -> None:
         """Act once and step all sub-environments of a batch."""
@@ -105,26 +121,8 @@ class EpisodeTask:
         self._finish(one, self._envs.failed(one.row, error))
 
 
-class SteppedEpisodeTask:
-    """Steps the episodes for which the main process acts.
-
-    Args:
-        job: Job of the workers.
-        sender: Identity of this worker.
-        progress: Status slot of this worker.
-        output: Output for warnings.
-    """
-
-    def __init__(self, job: EpisodeJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
-        self._envs, self._job = EpisodeEnvs(job, job.env_ids(sender.worker), progress), job
-
-    def ready(self) -> Ready:
-        """Return an empty description, because environments are made for their first episode."""
-        return Ready([NO_SPACE, NO_SPACE], len(self._envs.rows), [], [])
-
-    def lay_out(self, layout: Layout, mapping: Any) -> SteppedEpisodeTask:
-        """Return this task, which needs no shared memory."""
-        return self
+class SteppedEpisodeTask(EpisodeEnvsTask):
+    """Steps the episodes for which the main process acts."""
 
     def answer(self, method: str, *arguments: Any) -> Any:
         """Begin an episode, or step several episodes with an action each.
@@ -136,10 +134,6 @@ class SteppedEpisodeTask:
         if method == "episode":
             return self._guarded(self._begun, *arguments)
         return [{"advance": self._guarded}[method](self._stepped, *step) for step in arguments[0]]
-
-    def close(self) -> None:
-        """Close all environments."""
-        self._envs.close()
 
     def _guarded(self, function: Callable[..., Any], row: int, *arguments: Any) -> Any:
         try:
