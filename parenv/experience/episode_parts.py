@@ -11,7 +11,7 @@ import numpy as np
 from parenv.experience.assembly import assemble_rows
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import ROLLOUT_FIELDS, Axes, RolloutSpec
-from parenv.memory.trees import concatenated, copy_of, joined_axes
+from parenv.memory.trees import concatenated, copy_of, joined_axes, map_trees
 
 PART_AXES = (Axes.STEPS, Axes.OBSERVATIONS)
 Values = Mapping[tuple[str, Any], Any]
@@ -74,17 +74,67 @@ def copied(values: Values) -> Values:
     return {name: copy_of(value) for name, value in values.items()}
 
 
-def joined(parts: Sequence[Values]) -> Values:
-    """Join consecutive rows of an episode."""
-    if len(parts) == 1:
-        return parts[0]
-    return {name: concatenated(*(part[name] for part in parts)) for name in parts[0]}
+def joined(parts: Sequence[Any]) -> Any:
+    """Join consecutive rows, each a tree of arrays or lists."""
+    return parts[0] if len(parts) == 1 else map_trees(concatenated, *parts)
+
+
+class OpenEpisodes:
+    """Parts of the episodes in progress of some sub-environments.
+
+    An episode is left out if its beginning was not seen, or if it has become too large.
+
+    Args:
+        limit: Limit for the sum of the sizes of an episode's parts.
+
+    Attributes:
+        too_large: Number of episodes that were too large.
+
+    >>> episodes = OpenEpisodes(limit=3)
+    >>> episodes.add(0, "middle", 1)
+    >>> episodes.begin(1)
+    >>> episodes.add(1, "first", 1)
+    >>> episodes.add(1, "last", 2)
+    >>> episodes.end(0), episodes.end(1)
+    ([], ['first', 'last'])
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._parts: dict[int, list[Any]] = {}
+        self._sizes: dict[int, int] = {}
+        self.too_large = 0
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._parts
+
+    def begin(self, key: int) -> None:
+        """Begin an episode. If another is in progress, it is left out."""
+        self._parts[key], self._sizes[key] = [], 0
+
+    def add(self, key: int, part: Any, size: int) -> None:
+        """Add a part to the episode in progress, unless that is left out."""
+        if key not in self._parts:
+            return
+        self._parts[key].append(part)
+        self._sizes[key] += size
+        if self._sizes[key] > self._limit:
+            del self._parts[key]
+            self.too_large += 1
+
+    def end(self, key: int) -> list[Any]:
+        """End an episode; return its parts. There are none if it was left out."""
+        return self._parts.pop(key, [])
+
+    def clear(self) -> None:
+        """Leave out all episodes in progress."""
+        self._parts.clear()
 
 
 def rollout_of_episode(
     spec: RolloutSpec,
     values: Values,
-    record: Any,
+    records: Any,
     finals: Sequence[Any],
     *,
     initial_carry: Any,
@@ -93,13 +143,13 @@ def rollout_of_episode(
     newest: int,
     extras: Sequence[str],
 ) -> Rollout:
-    """Build the rollout ``[N, 1]`` of an episode. Arrays are not copied.
+    """Build the rollout ``[N, 1]`` of an episode, or of some, one after another. Arrays are not copied.
 
     Args:
         spec: Content of the slot.
-        values: Rows of the episode.
-        record: Its end, :data:`~parenv.memory.layout.END_DTYPE` ``[1]``.
-        finals: Final observation, one array or list ``[1, ...]`` per leaf.
+        values: Rows of the episodes, with one more observation after the last row.
+        records: Their ends, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``. The last row is filled in.
+        finals: Final observations, one array or list ``[K, ...]`` per leaf.
         initial_carry: Arrays ``[1, ...]`` of the carry, by field and key.
         env_id: Sub-environment.
         worker: Worker that collected the episode.
@@ -121,14 +171,14 @@ def rollout_of_episode(
         value = values[name, key][: num_steps + (axes is Axes.OBSERVATIONS)]
         return [[item] for item in value] if isinstance(value, list) else value[:, None]
 
-    record["step"], record["column"] = num_steps - 1, 0
+    records["step"][-1], records["column"] = num_steps - 1, 0
     versions = np.ascontiguousarray(rows["version"])[:, None]
     oldest = int(versions.min())
     return assemble_rows(
         replace(spec, rollout_length=num_steps),
         take,
         extras,
-        record,
+        records,
         finals,
         env_ids=np.array([env_id]),
         worker=worker,

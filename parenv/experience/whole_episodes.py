@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from parenv.experience.episode_parts import OpenEpisodes, joined
 from parenv.experience.rollout import Ends, Rollout
 from parenv.experience.summary import Summarized, shapes_of
 from parenv.memory.trees import Tree, array_or_list, concatenated, leaves_in, map_trees
@@ -70,21 +71,6 @@ class Episode(Summarized):
         return facts | {"observations": shapes_of(self.observations), "actions": shapes_of(self.actions)}
 
 
-@dataclass
-class _Open:
-    """Episode in progress: copies of its rows so far.
-
-    Args:
-        policy_version: Version that acted first.
-        first_infos: Infos of the first observation, each ``[1, ...]``.
-    """
-
-    policy_version: int = 0
-    first_infos: Mapping[str, Any] = field(default_factory=dict)
-    parts: list[dict[str, Any]] = field(default_factory=list)
-    nbytes: int = 0
-
-
 class EpisodeCutter:
     """Cuts rollouts into whole episodes, each of them once.
 
@@ -96,21 +82,21 @@ class EpisodeCutter:
         seed_info: Name of the info with the seed of the episode.
         max_bytes: Limit for an episode in progress, in bytes.
         is_new: Whether the first rollout of each sub-environment begins with a reset.
-
-    Attributes:
-        too_large: Number of episodes that were left out because of ``max_bytes``.
     """
 
     def __init__(self, infos_taken: Collection[str], seed_info: str, max_bytes: int, is_new: bool) -> None:
-        self._taken, self._seed_info, self._max_bytes = infos_taken, seed_info, max_bytes
-        self._is_new = is_new
-        # An episode whose beginning was not seen, or that is too large, is None until it ends.
-        self._open: dict[int, _Open | None] = {}
-        self.too_large = 0
+        self._taken, self._seed_info, self._is_new = infos_taken, seed_info, is_new
+        self._open, self._seen = OpenEpisodes(max_bytes), set[int]()
+
+    @property
+    def too_large(self) -> int:
+        """Number of episodes that were left out because of ``max_bytes``."""
+        return self._open.too_large
 
     def forget(self) -> None:
         """Leave out all episodes in progress. The next rollouts may begin within episodes."""
         self._open.clear()
+        self._seen.clear()
         self._is_new = False
 
     def cut(self, rollout: Rollout) -> list[Episode]:
@@ -119,10 +105,9 @@ class EpisodeCutter:
         restarted = array_or_list(rollout.restarted).tolist()
         found: list[tuple[int, Episode]] = []
         for column, env_id in enumerate(rows.env_ids):
-            if env_id not in self._open and not self._is_new:
-                self._open[env_id] = None
-            elif env_id not in self._open or restarted[column]:
-                self._open[env_id] = _Open()
+            if restarted[column] if env_id in self._seen else self._is_new:
+                self._open.begin(env_id)
+            self._seen.add(env_id)
             found += self._cut_column(rows, column, env_id)
         return [episode for _, episode in sorted(found, key=itemgetter(0))]
 
@@ -131,46 +116,37 @@ class EpisodeCutter:
         found, begin = [], 0
         for step, place in rows.ends[column]:
             self._add(rows, env_id, column, begin, step + 1)
-            opened, begin = self._open[env_id], step + 1
-            if opened is not None and opened.parts and not rows.lost[place]:
-                found.append((step, self._joined(rows, opened, env_id, step, column, place)))
-            self._open[env_id] = _Open()
+            parts, begin = self._open.end(env_id), step + 1
+            if parts and not rows.lost[place]:
+                found.append((step, self._joined(rows, parts, env_id, step, column, place)))
+            self._open.begin(env_id)
         self._add(rows, env_id, column, begin, rows.length)
         return found
 
     def _add(self, rows: _Rows, env_id: int, column: int, begin: int, stop: int) -> None:
         """Copy some rows to the episode in progress, unless it is left out."""
-        opened, chosen = self._open[env_id], rows.chosen(column, begin, stop)
-        if opened is None or not len(chosen):
-            return
-        part = rows.part(column, chosen)
-        if not opened.parts:
-            opened.policy_version = rows.policy_version
-            opened.first_infos = rows.first_infos(column, chosen[:1], self._taken)
-        opened.parts.append(part)
-        opened.nbytes += _size_of(part)
-        if opened.nbytes > self._max_bytes:
-            self._open[env_id] = None
-            self.too_large += 1
+        if env_id in self._open and len(chosen := rows.chosen(column, begin, stop)):
+            part = rows.part(column, chosen)
+            about = rows.policy_version, rows.first_infos(column, chosen[:1], self._taken)
+            self._open.add(env_id, (about, part), _size_of(part))
 
-    def _joined(self, rows: _Rows, opened: _Open, env_id: int, step: int, column: int, place: int) -> Episode:
-        parts = opened.parts
-        observations = [part["observations"] for part in parts]
+    def _joined(self, rows: _Rows, opened: list[Any], env_id: int, step: int, column: int, place: int) -> Episode:
+        ((policy_version, first_infos), first), *_ = opened
+        parts = [part for _, part in opened]
         final = map_trees(lambda value: value[place : place + 1], rows.finals)
-        infos = {
-            name: concatenated(first, *(part["infos"][name] for part in parts))
-            for name, first in opened.first_infos.items()
-            if name.removeprefix("_") != self._seed_info
-        }
         return Episode(
             env_id,
-            map_trees(concatenated, *observations, final),
-            map_trees(concatenated, *(part["actions"] for part in parts)),
-            np.concatenate([part["rewards"] for part in parts]),
-            infos,
+            joined([*(part["observations"] for part in parts), final]),
+            joined([part["actions"] for part in parts]),
+            joined([part["rewards"] for part in parts]),
+            {
+                name: concatenated(value, *(part["infos"][name] for part in parts))
+                for name, value in first_infos.items()
+                if name.removeprefix("_") != self._seed_info
+            },
             "terminated" if rows.terminated[step, column] else "truncated",
-            seed=self._seed(parts[0]["infos"]),
-            policy_version=opened.policy_version,
+            seed=self._seed(first["infos"]),
+            policy_version=policy_version,
             final_known=bool(rows.known[place]),
         )
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parenv.experience.assembly import episodes_of
-from parenv.experience.episode_parts import Values, copied, cut, joined, pieces_of, rollout_of_episode, rows_of_slot
+from parenv.experience.episode_parts import (
+    OpenEpisodes,
+    Values,
+    copied,
+    cut,
+    joined,
+    pieces_of,
+    rollout_of_episode,
+    rows_of_slot,
+)
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import COMMIT_DTYPE, MAX_EPISODE_STEPS, RolloutSpec
@@ -40,14 +48,6 @@ class Whole(NamedTuple):
     rollout: Callable[[int], Rollout]
 
 
-@dataclass
-class Started:
-    """An episode in progress: its parts, and their number of rows."""
-
-    parts: list[Values] = field(default_factory=list)
-    num_rows: int = 0
-
-
 class EpisodeParts:
     """Joins the rows of episodes.
 
@@ -63,7 +63,8 @@ class EpisodeParts:
     def __init__(self, spec: RolloutSpec, num_workers: int) -> None:
         self._spec, self._extras = spec, [extra.name for extra in spec.extras]
         self._generations = [0] * num_workers
-        self._started: list[dict[int, Started]] = [{} for _ in range(num_workers)]
+        # Only a host can send a longer episode, whose worker has not checked its length.
+        self._open = [OpenEpisodes(MAX_EPISODE_STEPS + 1) for _ in range(num_workers)]
         self._commits: list[tuple[int, Any]] = []
         self.complete: deque[Whole] = deque()
         self.lost: list[EpisodeStatistics] = []
@@ -81,34 +82,28 @@ class EpisodeParts:
         if (generation := int(stamps["generation"][0])) != self._generations[worker]:
             # The worker has died, and its episodes in progress are lost.
             self._generations[worker] = generation
-            self._started[worker].clear()
+            self._open[worker].clear()
         self._commits.append((worker, stamps))
         values = cut({**rows_of_slot(arrays), **_rows_of_objects(commit.objects)}, 0, commit.env_steps)
         ends = arrays["ends", 0][: int(stamps["num_ends"][0])].copy()
         carry = {name: array[:1].copy() for name, array in arrays.items() if name[0] == "carry"}
-        found, started = 0, self._started[worker]
+        found, episodes = 0, self._open[worker]
         for piece in pieces_of(values["rows", 0]):
             if piece.begins:
-                started[piece.column] = Started()
-            episode = started.get(piece.column)
-            if episode is not None:
+                episodes.begin(piece.column)
+            if piece.column in episodes:
                 mine = cut(values, piece.begin, piece.stop)
                 is_view = piece.ends and piece.begins and is_leased
-                episode.parts.append(mine if is_view else copied(mine))
-                episode.num_rows += piece.stop - piece.begin
-                if episode.num_rows > MAX_EPISODE_STEPS + 1:  # Only a host can send it, whose worker has not checked.
-                    episode = None
-                    del started[piece.column]
+                episodes.add(piece.column, mine if is_view else copied(mine), piece.stop - piece.begin)
             if piece.ends:
-                record = ends[found : found + 1]
+                parts, record = episodes.end(piece.column), ends[found : found + 1]
                 if record["void"][0]:
                     record["column"] = 0
                     self.lost.append(episodes_of(record, block.env_ids[piece.column : piece.column + 1]))
-                elif episode is not None:
+                elif parts:
                     finals = self._finals(arrays, commit.objects, found)
                     env_id = int(block.env_ids[piece.column])
-                    self._complete(worker, env_id, joined(episode.parts), record, finals, carry)
-                started.pop(piece.column, None)
+                    self._complete(worker, env_id, joined(parts), record, finals, carry)
                 found += 1
 
     def take(self, newest: int) -> Arrival:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,9 +12,18 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.values import Rows
-from parenv.errors import ObservationError
-from parenv.experience.episode_parts import PART_AXES, Values, copied, cut, joined, rollout_of_episode, rows_of_slot
-from parenv.memory.layout import ROLLOUT_FIELDS, ROW_DTYPE, Axes
+from parenv.errors import ConfigurationError, ObservationError
+from parenv.experience.episode_parts import (
+    PART_AXES,
+    OpenEpisodes,
+    Values,
+    copied,
+    cut,
+    joined,
+    rollout_of_episode,
+    rows_of_slot,
+)
+from parenv.memory.layout import MAX_EPISODE_STEPS, ROLLOUT_FIELDS, ROW_DTYPE, Axes, RolloutSpec
 from parenv.memory.spaces import flatten
 from parenv.memory.trees import as_array, assign, copy_of, copy_with, map_trees
 from parenv.protocol.messages import Commit, Credit
@@ -21,7 +31,6 @@ from parenv.worker.actor import NO_INFOS, Actor
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.single import ACT
 from parenv.worker.single_agent_collector import Seconds, SingleAgentCollector, StopCollectingError, private_writer
-from parenv.worker.whole_episodes import check_length
 from parenv.worker.writing import ALL, RolloutWriter
 
 PROMPT_S = 0.025
@@ -51,6 +60,11 @@ class Part:
         """Number of rows, with the one after the end."""
         return len(self.values["rows", 0])
 
+    @property
+    def steps(self) -> Values:
+        """Rows without the observation after the end."""
+        return cut(self.values, 0, self.size - (self.record is not None))
+
     def split(self, count: int) -> tuple[Part, Part]:
         """Return the first rows, and the others."""
         first, others = cut(self.values, 0, count), cut(self.values, count, self.size)
@@ -61,6 +75,55 @@ class Part:
         if self.is_own:
             return self
         return Part(copied(self.values), self.record, [copy_of(final) for final in self.finals], True)
+
+
+def part_of(chunk: RolloutWriter, column: int, first: int, stop: int, end: int | None) -> Part:
+    """Return rows of a column of a chunk, as views.
+
+    Args:
+        chunk: Writer of the rows.
+        column: Column.
+        first: First row.
+        stop: Row after the last one.
+        end: Place of the end of the episode among those of the chunk, or ``None`` if it goes on.
+    """
+    has_ended = end is not None
+    values: dict[tuple[str, Any], Any] = {}
+    for name, block in {**chunk.own, **chunk.columns.objects}.items():
+        if (axes := ROLLOUT_FIELDS[name[0]].axes) in PART_AXES:
+            until = stop + (has_ended and axes is Axes.OBSERVATIONS)
+            is_list = isinstance(block, list)
+            values[name] = [row[column] for row in block[first:until]] if is_list else block[first:until, column]
+    rows = np.zeros(stop - first + has_ended, ROW_DTYPE)
+    if ("rows", 0) in values:
+        rows["version"][: stop - first] = values["rows", 0]["version"]
+    rows["column"] = column
+    rows["is_after"][-1] = has_ended
+    values["rows", 0] = rows
+    if end is None:
+        return Part(values)
+    record = chunk.end_records()[end : end + 1].copy()
+    after = [values["observations", i][-1:] for i in range(len(chunk.finals))]
+    return Part(values, record, after if record["resets_next"][0] else [block[end : end + 1] for block in chunk.finals])
+
+
+def initial_carry(spec: RolloutSpec, actor: Actor) -> dict[tuple[str, Any], Any]:
+    """Return the arrays ``[1, ...]`` of the carry at the beginning of an episode."""
+    initial = flatten(spec.carry, actor.initial_carry(1)) if spec.carry else ()
+    return {("carry", i): as_array(value) for i, value in enumerate(initial)}
+
+
+def check_length(num_steps: int) -> None:
+    """Check the length so far of an episode.
+
+    Raises:
+        ConfigurationError: It is too long.
+    """
+    if num_steps > MAX_EPISODE_STEPS:
+        raise ConfigurationError(
+            f'episodes must end within {MAX_EPISODE_STEPS:,} env steps with rollout_length="episode". Wrap the '
+            "environment in gymnasium.wrappers.TimeLimit, or pass a number of steps."
+        )
 
 
 class EpisodePartsCollector(SingleAgentCollector):
@@ -85,7 +148,7 @@ class EpisodePartsCollector(SingleAgentCollector):
         self._versions = VersionsInUse(self.actor, make_actor, keeps, batch)
         self._chunk = private_writer(self.spec, batch)
         self._columns = Columns(batch)
-        self._held: list[list[Values]] | None = [[] for _ in range(batch)] if holds else None
+        self._held = OpenEpisodes(math.inf) if holds else None
         self._ended: list[Part] = []
         """Complete episodes that ``postprocess`` has not seen."""
         self._unsent: deque[Part] = deque()
@@ -109,8 +172,6 @@ class EpisodePartsCollector(SingleAgentCollector):
         first = super().restart(seeds, cuts=cuts)
         self._columns = Columns(self.stepper.num_envs)
         self._versions.begin(ALL)
-        for parts in self._held or ():
-            parts.clear()
         return first
 
     def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
@@ -136,8 +197,7 @@ class EpisodePartsCollector(SingleAgentCollector):
     def postprocess(self, function: Callable[[Any, Any], Any], writer: RolloutWriter, policy_version: int) -> None:
         """Call ``postprocess`` of the user with each episode, and add the extras that it returns."""
         names = [extra.name for extra in self.spec.extras if not extra.postprocessed]
-        initial = flatten(self.spec.carry, self.actor.initial_carry(1)) if self.spec.carry else ()
-        carry = {("carry", i): as_array(value) for i, value in enumerate(initial)}
+        carry = initial_carry(self.spec, self.actor)
         for part in self._ended:
             rows = part.values["rows", 0]
             given = rollout_of_episode(
@@ -236,7 +296,7 @@ class EpisodePartsCollector(SingleAgentCollector):
 
     def _cut_up(self, chunk: RolloutWriter, filled: int, begun: Sequence[tuple[int, int]]) -> None:
         """Cut the rows of all sub-environments into parts."""
-        records, columns = chunk.end_records().copy(), self._columns
+        records, columns = chunk.end_records(), self._columns
         ends: list[list[int]] = [[] for _ in range(self.stepper.num_envs)]
         for i, column in enumerate(records["column"].tolist()):
             ends[column].append(i)
@@ -245,65 +305,41 @@ class EpisodePartsCollector(SingleAgentCollector):
             starts[column].append(row)
         for column, firsts in enumerate(starts):
             for i, first in enumerate(firsts):
-                has_ended = i < len(ends[column])
-                place = ends[column][i] if has_ended else -1
-                stop = int(records["step"][place]) + 1 if has_ended else filled
+                end = ends[column][i] if i < len(ends[column]) else None
+                stop = filled if end is None else int(records["step"][end]) + 1
                 if first < stop:
-                    self._take(chunk, column, first, stop, records[place : place + 1] if has_ended else None, place)
+                    self._take(part_of(chunk, column, first, stop, end), column, stop - first, first > 0)
             columns.is_playing[column] = len(firsts) > len(ends[column])
             columns.is_fresh[column] = not columns.is_playing[column] or firsts[-1] == filled
 
-    def _take(self, chunk: RolloutWriter, column: int, first: int, stop: int, record: Any, place: int) -> None:
+    def _take(self, part: Part, column: int, num_rows: int, begins: bool) -> None:
         """Take rows of a column as a part of its episode.
 
         Args:
-            chunk: Writer of the rows.
+            part: The rows.
             column: Column.
-            first: First row.
-            stop: Row after the last one.
-            record: End of the episode, or ``None``.
-            place: Place of the end among those of the chunk.
+            num_rows: Number of rows, without the one after the end.
+            begins: Whether the episode has begun in this chunk.
         """
-        columns, begins = self._columns, first > 0 or self._columns.is_fresh[column]
-        columns.lengths[column] = stop - first + (0 if begins else columns.lengths[column])
+        columns, rows, begins = self._columns, part.values["rows", 0], begins or self._columns.is_fresh[column]
+        columns.lengths[column] = num_rows + (0 if begins else columns.lengths[column])
         check_length(columns.lengths[column])
-        values = self._values(chunk, column, first, stop, has_ended=record is not None)
         if begins:
-            values["rows", 0]["begins"][0] = 1
-            values["rows", 0]["restarted"][0], self._restarted[column] = self._restarted[column], False
+            rows["begins"][0] = 1
+            rows["restarted"][0], self._restarted[column] = self._restarted[column], False
             if self._held is not None:
-                self._held[column].clear()
-        is_lost = record is not None and record["void"][0]
+                self._held.begin(column)
+        is_lost = part.record is not None and part.record["void"][0]
         if is_lost:
             # The process that had to take the last step was gone, so the episode is not whole.
             self._restarted[column] = True
-        part = Part(values, record)
-        if record is not None:
-            in_chunk = [block[place : place + 1] for block in chunk.finals]
-            after = [values["observations", i][-1:] for i in range(len(in_chunk))]
-            part.finals = after if record["resets_next"][0] else in_chunk
         if self._held is None or is_lost:
             self._unsent.append(part)
             return
-        self._held[column].append(part.own().values)
-        if record is not None:
-            finals = [copy_of(final) for final in part.finals]
-            self._ended.append(Part(joined(self._held[column]), record, finals, True))
-            self._held[column].clear()
-
-    def _values(self, chunk: RolloutWriter, column: int, first: int, stop: int, has_ended: bool) -> dict[Any, Any]:
-        """Return rows of a column, as views of a chunk."""
-        values: dict[tuple[str, Any], Any] = {}
-        for name, block in {**chunk.own, **chunk.columns.objects}.items():
-            if (axes := ROLLOUT_FIELDS[name[0]].axes) in PART_AXES:
-                until = stop + (has_ended and axes is Axes.OBSERVATIONS)
-                is_list = isinstance(block, list)
-                values[name] = [row[column] for row in block[first:until]] if is_list else block[first:until, column]
-        rows = np.zeros(stop - first + has_ended, ROW_DTYPE)
-        rows["version"][: stop - first] = values["rows", 0]["version"]
-        rows["column"] = column
-        rows["is_after"][-1] = has_ended
-        return {**values, ("rows", 0): rows}
+        part = part.own()
+        self._held.add(column, part.values, num_rows)
+        if part.record is not None:
+            self._ended.append(Part(joined(self._held.end(column)), part.record, part.finals, True))
 
     def _send(self, writer: RolloutWriter) -> int:
         """Write unsent rows to a slot, as many as fit; return their number."""

@@ -85,11 +85,6 @@ class SingleAgentCollector:
         self.fitted = actor.actions.kept if spec.on_device else actor.actions.fitted
         self._step: StepEnvs = _staged(stepper, spec) if spec.on_device and not stepper.writes_tensors else stepper.step
 
-    def initial_carry(self, batch: int) -> Any:
-        """Return the carry at the beginning of an episode, in arrays, or ``None``."""
-        initial = self.actor.initial_carry(batch)
-        return None if initial is None else map_trees(as_array, initial)
-
     def load(self, version: int, place: int, snapshot: bytes) -> None:
         """Load a version of the policy."""
         self.actor.load(place, snapshot)

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from parenv.errors import ConfigurationError
 from parenv.experience.assembly import episodes_of
-from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import NAMED, PER_STEP, Ends, Rollout
-from parenv.memory.layout import MAX_EPISODE_STEPS
-from parenv.memory.trees import concatenated, map_trees
+from parenv.experience.episode_parts import joined, rollout_of_episode
+from parenv.experience.rollout import Rollout
+from parenv.memory.trees import concatenated
 from parenv.protocol.messages import Commit, Credit
 from parenv.worker.differentiator import Differentiated
+from parenv.worker.episode_parts import Part, check_length, initial_carry, part_of
 from parenv.worker.single_agent_collector import Seconds, SingleAgentCollector, private_writer
 from parenv.worker.writing import RolloutWriter
 
@@ -39,7 +38,8 @@ class EpisodeCollector(SingleAgentCollector):
         self.spec = replace(self.spec, rollout_length=CHUNK)
         self._all_fresh = True
         """Whether every sub-environment is at the beginning of an episode."""
-        self._episodes: Rollout | None = None
+        self._parts: list[list[Part]] = []
+        """Parts of the episode of each sub-environment."""
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the collector, and whether every sub-environment is at the beginning of an episode."""
@@ -61,49 +61,56 @@ class EpisodeCollector(SingleAgentCollector):
         if not self._all_fresh:
             self.restart()
         missing, seconds = set(range(batch)), Seconds(0.0, 0.0)
-        pieces: list[list[Rollout]] = [[] for _ in range(batch)]
+        self._parts = [[] for _ in range(batch)]
         while missing:
-            chunk_writer = private_writer(self.spec, batch)
-            spent = super().collect(chunk_writer, enough=_all_of(missing))
+            chunk = private_writer(self.spec, batch)
+            spent = super().collect(chunk, enough=_all_of(missing))
             seconds = Seconds(seconds.environment + spent.environment, seconds.acting + spent.acting)
-            chunk = super().rollout(chunk_writer, -1)
-            steps, columns = chunk.final_index
-            records = chunk_writer.end_records()
-            for column in sorted(missing):
-                ends = steps[columns == column]
-                mine = episodes_of(records[records["column"] == column][:1], chunk.env_ids)
-                pieces[column].append(_piece(chunk, column, int(ends[0]) + 1 if len(ends) else CHUNK, mine))
-                if len(ends):
-                    missing.discard(column)
+            records = chunk.end_records()
+            for column, parts in enumerate(self._parts):
+                if column not in missing:
+                    continue
+                end = next(iter(np.flatnonzero(records["column"] == column).tolist()), None)
+                stop = CHUNK if end is None else int(records["step"][end]) + 1
+                parts.append(part_of(chunk, column, 0, stop, end))
+                if end is None:
+                    check_length(len(parts) * CHUNK)
                 else:
-                    check_length(len(pieces[column]) * CHUNK)
+                    missing.discard(column)
         self._all_fresh = batch == 1
-        self._episodes = _joined(pieces, self.initial_carry(1))
         return seconds
 
     def rollout(self, writer: RolloutWriter, policy_version: int, postprocessed: bool = True) -> Rollout:
         """Return the episodes that were collected last, one after another, as a rollout ``[N, 1]``."""
-        episodes, self._episodes = self._episodes, None
-        assert episodes is not None
-        return replace(episodes, policy_version=policy_version)
+        episodes, self._parts = self._parts, []
+        ended = [parts[-1] for parts in episodes]
+        rows = joined([part.steps for parts in episodes for part in parts])
+        records = np.concatenate([part.record for part in ended])
+        statistics = episodes_of(records, self.env_ids)
+        records["step"] = np.cumsum([sum(len(part.steps["rewards", 0]) for part in parts) for parts in episodes]) - 1
+        # The first row of another episode follows, and neither a reset nor an unknown observation.
+        records["resets_next"], records["void"], records["known"] = False, False, True
+        finals = [concatenated(*leaf) for leaf in zip(*(part.finals for part in ended), strict=True)]
+        last = {("observations", i): concatenated(rows["observations", i], leaf[-1:]) for i, leaf in enumerate(finals)}
+        rollout = rollout_of_episode(
+            self.spec,
+            {**rows, **last},
+            records,
+            finals,
+            initial_carry=initial_carry(self.spec, self.actor),
+            env_id=int(self.env_ids[0]) if len(ended) == 1 else -1,
+            worker=self._worker,
+            newest=policy_version,
+            extras=[extra.name for extra in self.spec.extras],
+        )
+        about: dict[str, Any] = {"policy_version": policy_version, "policy_lag": 0, "policy_versions": None}
+        shifted = rollout.next_observations()
+        return replace(rollout, episodes=statistics, shifted_observations=shifted, resetting=None, **about)
 
     def commit(self, credit: Credit, rollout: Any, learned: Differentiated, evaluating: Any) -> Commit:
         """Return the commit with the number of env steps, the metrics of ``loss_fn``, and the episodes."""
         episodes = rollout.episodes.columns()
         return Commit(credit.sequence, env_steps=rollout.num_steps, metrics=learned.metrics, episodes=episodes)
-
-
-def check_length(num_steps: int) -> None:
-    """Check the length so far of an episode.
-
-    Raises:
-        ConfigurationError: It is too long.
-    """
-    if num_steps > MAX_EPISODE_STEPS:
-        raise ConfigurationError(
-            f'episodes must end within {MAX_EPISODE_STEPS:,} env steps with rollout_length="episode". Wrap the '
-            "environment in gymnasium.wrappers.TimeLimit, or pass a number of steps."
-        )
 
 
 def _all_of(missing: set[int]) -> Callable[[Any], bool]:
@@ -114,44 +121,3 @@ def _all_of(missing: set[int]) -> Callable[[Any], bool]:
         return not left
 
     return enough
-
-
-def _piece(chunk: Rollout, column: int, count: int, episodes: EpisodeStatistics) -> Rollout:
-    """Return the first rows of a column of a chunk. Next observations replace the shifted ones."""
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, list):
-            return [[row[column]] for row in value[:count]]
-        return value[:count, column : column + 1]
-
-    cuts = {name: map_trees(cut, getattr(chunk, name)) for name in (*PER_STEP, *NAMED)}
-    return replace(
-        chunk,
-        **cuts,
-        shifted_observations=map_trees(cut, chunk.next_observations()),
-        env_ids=chunk.env_ids[column : column + 1],
-        episodes=episodes,
-    )
-
-
-def _joined(pieces: list[list[Rollout]], initial_carry: Any) -> Rollout:
-    parts = [part for column in pieces for part in column]
-    fields = (*PER_STEP, "shifted_observations", *NAMED)
-    whole = {name: map_trees(concatenated, *(getattr(part, name) for part in parts)) for name in fields}
-    steps = np.cumsum([sum(len(part.rewards) for part in column) for column in pieces]) - 1
-
-    def at_ends(value: Any) -> Any:
-        return [value[step][0] for step in steps] if isinstance(value, list) else value[steps, 0]
-
-    finals = map_trees(at_ends, whole["shifted_observations"])
-    return replace(
-        parts[0],
-        **whole,
-        last_observations=map_trees(lambda value: value[-1:], finals),
-        initial_carry=initial_carry,
-        env_ids=parts[0].env_ids if len(pieces) == 1 else np.array([-1]),
-        episodes=EpisodeStatistics.joined([column[-1].episodes for column in pieces]),
-        restarted=np.zeros(1, bool),
-        resetting=None,
-        ends=[Ends(steps, np.zeros_like(steps), finals)],
-    )
