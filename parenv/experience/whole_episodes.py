@@ -15,6 +15,8 @@ from parenv.experience.rollout import Ends, Rollout
 from parenv.experience.summary import Summarized, shapes_of
 from parenv.memory.trees import Tree, array_or_list, concatenated, leaves_in, map_trees
 
+_STEPS = "observations", "actions", "rewards", "next_infos"
+"""Fields of a rollout whose rows an episode consists of."""
 _BYTES_OF_OBJECT = 64
 """Assumed size of a value that is not an array."""
 
@@ -140,12 +142,12 @@ class EpisodeCutter:
             joined([part["actions"] for part in parts]),
             joined([part["rewards"] for part in parts]),
             {
-                name: concatenated(value, *(part["infos"][name] for part in parts))
+                name: concatenated(value, *(part["next_infos"][name] for part in parts))
                 for name, value in first_infos.items()
                 if name.removeprefix("_") != self._seed_info
             },
             "terminated" if rows.terminated[step, column] else "truncated",
-            seed=self._seed(first["infos"]),
+            seed=self._seed(first["next_infos"]),
             policy_version=policy_version,
             final_known=bool(rows.known[place]),
         )
@@ -173,26 +175,17 @@ class _Rows:
         self.finals = map_trees(array_or_list, ends.observations)
         self.known = np.ones(len(steps), bool) if ends.known is None else array_or_list(ends.known)
         self.lost = np.zeros(len(steps), bool) if ends.lost is None else array_or_list(ends.lost)
-        self._infos, self._next_infos = (map_trees(array_or_list, one) for one in (rollout.infos, rollout.next_infos))
-        self._rewards = array_or_list(rollout.rewards)
-        self._observations, self._actions = (
-            map_trees(array_or_list, tree) for tree in (rollout.observations, rollout.actions)
-        )
+        self._infos = map_trees(array_or_list, rollout.infos)
+        self._steps = {name: map_trees(array_or_list, getattr(rollout, name)) for name in _STEPS}
 
     def chosen(self, column: int, begin: int, stop: int) -> Sequence[int]:
         """Return the transitions among some rows of a column."""
         rows = range(begin, stop)
         return rows if self._all_valid else [row for row in rows if self._valid[row, column]]
 
-    def part(self, column: int, chosen: Sequence[int]) -> dict[str, Any]:
+    def part(self, column: int, chosen: Sequence[int]) -> Any:
         """Return copies of some rows of a column."""
-        cut = partial(_taken, column, chosen)
-        return {
-            "observations": map_trees(cut, self._observations),
-            "actions": map_trees(cut, self._actions),
-            "rewards": cut(self._rewards),
-            "infos": map_trees(cut, self._next_infos),
-        }
+        return map_trees(partial(_taken, column, chosen), self._steps)
 
     def first_infos(self, column: int, first: Sequence[int], known: Collection[str]) -> dict[str, Any]:
         """Return the infos of the observation in a row. Infos with other names are unknown there, and 0."""
