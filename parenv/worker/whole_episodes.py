@@ -88,8 +88,8 @@ class EpisodeCollector(SingleAgentCollector):
         records = np.concatenate([part.record for part in ended])
         statistics = episodes_of(records, self.env_ids)
         records["step"] = np.cumsum([sum(len(part.steps["rewards", 0]) for part in parts) for parts in episodes]) - 1
-        # The first row of another episode follows, and neither a reset nor an unknown observation.
-        records["resets_next"], records["void"], records["known"] = False, False, True
+        # The first row of another episode follows, and not a reset or a lost step.
+        records["resets_next"] = records["void"] = False
         finals = [concatenated(*leaf) for leaf in zip(*(part.finals for part in ended), strict=True)]
         last = {("observations", i): concatenated(rows["observations", i], leaf[-1:]) for i, leaf in enumerate(finals)}
         rollout = rollout_of_episode(

@@ -155,6 +155,38 @@ def test_whole_episodes_are_whole_in_every_mode(mode: AutoresetMode) -> None:
             assert gradient.episodes.lengths.sum() == gradient.num_samples
 
 
+class Forgetful(OwnVectorEnv):
+    """Vector env that does not return final observations, like many JAX environments."""
+
+    def step(self, actions: Any) -> Any:
+        *stepped, infos = super().step(actions)
+        return *stepped, {name: value for name, value in infos.items() if "final" not in name}
+
+
+def test_unknown_final_observations_of_whole_episodes_are_marked_as_unknown() -> None:
+    known: list[Any] = []
+
+    def loss(policy: Any, rollout: Any) -> Any:
+        known.append((rollout.next_known, rollout.terminated | rollout.truncated))
+        return policy.layer(rollout.observations.flatten(0, 1).float()).mean()
+
+    makers = [lambda i=i: Copied(LedgerEnv(i)) for i in range(B)]
+    with AsyncWorkerPool(
+        lambda: Forgetful(makers, autoreset_mode=AutoresetMode.SAME_STEP),
+        Linear(),
+        num_workers=0,
+        mode="sync",
+        parallelism="gradient",
+        rollout_length="episode",
+        loss_fn=loss,
+    ) as pool:
+        with pytest.warns(UserWarning, match="next_known is False at these steps"):
+            next(pool.gradients())
+    ((next_known, ended),) = known
+    assert int(ended.sum()) == B
+    assert torch.equal(next_known, ~ended)
+
+
 def native(num_envs: int = 8) -> Any:
     return gym.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="vector_entry_point")
 
