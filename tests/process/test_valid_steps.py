@@ -171,17 +171,19 @@ def test_unknown_final_observations_of_whole_episodes_are_marked_as_unknown() ->
         return policy.layer(rollout.observations.flatten(0, 1).float()).mean()
 
     makers = [lambda i=i: Copied(LedgerEnv(i)) for i in range(B)]
-    with AsyncWorkerPool(
-        lambda: Forgetful(makers, autoreset_mode=AutoresetMode.SAME_STEP),
-        Linear(),
-        num_workers=0,
-        mode="sync",
-        parallelism="gradient",
-        rollout_length="episode",
-        loss_fn=loss,
-    ) as pool:
-        with pytest.warns(UserWarning, match="next_known is False at these steps"):
-            next(pool.gradients())
+    with (
+        AsyncWorkerPool(
+            lambda: Forgetful(makers, autoreset_mode=AutoresetMode.SAME_STEP),
+            Linear(),
+            num_workers=0,
+            mode="sync",
+            parallelism="gradient",
+            rollout_length="episode",
+            loss_fn=loss,
+        ) as pool,
+        pytest.warns(UserWarning, match="next_known is False at these steps"),
+    ):
+        next(pool.gradients())
     ((next_known, ended),) = known
     assert int(ended.sum()) == B
     assert torch.equal(next_known, ~ended)
