@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +170,14 @@ def test_runs_do_not_import_records_and_advice_without_a_request() -> None:
 def test_the_session_of_a_pool_imports_few_modules() -> None:
     found = {name for name in imports(PACKAGE / "pool" / "pool_session.py") if name.startswith("parenv")}
     assert len(found) <= 15, sorted(found)
+
+
+def test_only_one_file_compares_autoreset_modes() -> None:
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())) if path != PACKAGE / "envs/autoreset.py" else ():
+            if isinstance(node, ast.Compare):
+                words = set(re.findall(r"\w+", ast.unparse(node)))
+                assert not words & {"AutoresetMode", "NEXT_STEP", "SAME_STEP", "DISABLED"}, f"{path}:{node.lineno}"
 
 
 def test_benchmarks_and_commands_use_no_private_attributes_of_other_objects() -> None:

@@ -1,8 +1,9 @@
-"""Autoreset modes of a ``VectorEnv``, and checks that the environment follows its declared mode."""
+"""Autoreset modes: when the next episode begins. Checks that a ``VectorEnv`` follows the mode that it declares."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,21 +15,58 @@ from parenv.memory.trees import as_array
 NOBODY: Any = np.zeros(0, np.int64)
 
 
-def autoreset_mode(env: Any) -> AutoresetMode:
-    """Return the autoreset mode that a ``VectorEnv`` declares.
+@dataclass(frozen=True)
+class Autoreset:
+    """Answers to all questions that depend on the autoreset mode.
 
-    Raises:
-        ConfigurationError: The environment declares none.
+    Other files ask these questions, and none compares modes. A new mode is one more instance in :data:`MODES`. If its
+    answers need a new question, add a field, and ask it in the files that use the other fields.
+
+    Args:
+        mode: Name of the mode for users.
+        resets_in_step: Whether the step that ends an episode also resets. Its row is then the first observation of the
+            next episode, and its info contains the final observation and the final info. In all other modes, its row
+            is the final observation.
+        spends_step: Whether the next step only resets. Its row is not a transition, and its reward is 0.
+        caller_resets: Whether the caller must reset before the next step, with a mask of such sub-environments.
     """
-    said = env.metadata.get("autoreset_mode")
-    for mode in AutoresetMode:
-        if said in (mode, mode.value):
-            return mode
-    raise ConfigurationError(
-        f'{env} must declare metadata["autoreset_mode"], because parenv cannot tell reset steps from transitions '
-        f"without it, got {said}. Set it to AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED; "
-        "parenv.testing.check_vector_env(make) detects the mode."
-    )
+
+    mode: AutoresetMode
+    resets_in_step: bool = False
+    spends_step: bool = False
+    caller_resets: bool = False
+
+    @staticmethod
+    def of(mode: str | AutoresetMode) -> Autoreset:
+        """Return the answers for a mode of Gymnasium, or for its value.
+
+        Raises:
+            ValueError: There is no such mode.
+        """
+        return MODES[AutoresetMode(mode)]
+
+    @staticmethod
+    def declared_by(env: Any) -> Autoreset:
+        """Return the answers for the mode that a ``VectorEnv`` declares.
+
+        Raises:
+            ConfigurationError: The environment declares none.
+        """
+        declared = env.metadata.get("autoreset_mode")
+        for mode, autoreset in MODES.items():
+            if declared in (mode, mode.value):
+                return autoreset
+        raise ConfigurationError(
+            f'{env} must declare metadata["autoreset_mode"], because parenv cannot tell reset steps from transitions '
+            f"without it, got {declared}. Set it to AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED; "
+            "parenv.testing.check_vector_env(make) detects the mode."
+        )
+
+
+SAME_STEP = Autoreset(AutoresetMode.SAME_STEP, resets_in_step=True)
+NEXT_STEP = Autoreset(AutoresetMode.NEXT_STEP, spends_step=True)
+DISABLED = Autoreset(AutoresetMode.DISABLED, caller_resets=True)
+MODES = {autoreset.mode: autoreset for autoreset in (SAME_STEP, NEXT_STEP, DISABLED)}
 
 
 class Resets:
@@ -54,7 +92,7 @@ class Resets:
         self._ended: Any = NOBODY
 
     def take_step(self, ended: Any, columns: Any) -> None:
-        """Note a step in ``NEXT_STEP`` mode.
+        """Note a step in a mode that spends a step on a reset.
 
         Args:
             ended: Whether the episode ended, bool ``[B]``.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
+from parenv.envs.autoreset import Autoreset
 from parenv.envs.fitting import Fit
 from parenv.envs.targets import Target
 from parenv.envs.values import row_writer
@@ -24,7 +24,7 @@ class FinalObservations:
 
     Args:
         env: The environment.
-        mode: Declared autoreset mode.
+        autoreset: Declared autoreset mode.
         leaves: Leaves of the observation space.
         fit: Checks of observations.
 
@@ -32,13 +32,13 @@ class FinalObservations:
         first_time: Whether no episode has ended yet.
     """
 
-    def __init__(self, env: Any, mode: AutoresetMode, leaves: Sequence[Leaf], fit: Fit) -> None:
-        self._env, self._mode, self._leaves, self._fit = env, mode, leaves, fit
+    def __init__(self, env: Any, autoreset: Autoreset, leaves: Sequence[Leaf], fit: Fit) -> None:
+        self._env, self._autoreset, self._leaves, self._fit = env, autoreset, leaves, fit
         self._write_one = row_writer(leaves, fit)
         self.first_time = True
 
     def write(self, target: Target, columns: Any, observations: Any, infos: Any) -> Any:
-        """Write the final observations of a step. In ``NEXT_STEP`` mode they are the next row, so write nothing.
+        """Write the final observations of a step, unless the next row is going to contain them.
 
         Args:
             target: Object to write to.
@@ -52,11 +52,11 @@ class FinalObservations:
         Raises:
             ConfigurationError: The environment does not follow its mode.
         """
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self._autoreset.spends_step:
             if self.first_time:
                 self._check_is_not_reset(columns, observations, infos)
             return True
-        if self._mode is AutoresetMode.DISABLED:
+        if not self._autoreset.resets_in_step:
             self._write(target, columns, observations, np.ones(len(columns), bool))
             return True
         given, there = given_finals(infos)

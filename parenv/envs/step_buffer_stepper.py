@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
+from parenv.envs.autoreset import Autoreset
 from parenv.envs.elsewhere import StepBatch
 from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_result
 from parenv.envs.step_buffer_rows import ActionRows, ObservationRows, SideChannel, Where, is_like
@@ -35,7 +35,7 @@ class StepBufferStepper:
         envs: The sub-environments.
         own: Their rows.
         step_buffer: Step buffer with requests and results.
-        mode: Autoreset mode.
+        autoreset: Autoreset mode.
         observations: Writer of observations.
         side: Side channel for infos and exceptions.
         progress: Status slot, which contains the sub-environment at work.
@@ -50,13 +50,13 @@ class StepBufferStepper:
         envs: Sequence[Any],
         own: slice,
         step_buffer: StepBuffer,
-        mode: AutoresetMode,
+        autoreset: Autoreset,
         observations: ObservationRows,
         side: SideChannel,
         progress: StatusSlot,
         seeds: Sequence[int] | None = None,
     ) -> None:
-        self._envs, self._own, self._step_buffer, self._mode = list(envs), own, step_buffer, mode
+        self._envs, self._own, self._step_buffer, self._autoreset = list(envs), own, step_buffer, autoreset
         self._observations, self._side, self._progress = observations, side, progress
         self.actions = ActionRows(step_buffer, own)
         env_ids = range(own.start, own.stop)
@@ -65,8 +65,8 @@ class StepBufferStepper:
         self._fresh = [partial(self._begin_next, column) for column in range(len(envs))]
         self._elsewhere = StepBatch.of(self._envs, progress, list(zip(*self._codes, strict=True)))
         # The first step of a process that replaces another one begins an episode, because the main process ends the
-        # lost one. With DISABLED, the user does that.
-        begins_with_reset = seeds is not None and mode is not AutoresetMode.DISABLED
+        # lost one.
+        begins_with_reset = seeds is not None and not autoreset.caller_resets
         self._steps = self._fresh.copy() if begins_with_reset else [env.step for env in self._envs]
         self._answered: tuple[Where, Any] = own, 0
 
@@ -163,7 +163,7 @@ class StepBufferStepper:
     ) -> tuple[Any, list[Any]]:
         """Take the steps, those in other interpreters with one message. Only some need more than their reward."""
         assert self._elsewhere is not None
-        begins = self._mode is AutoresetMode.SAME_STEP and not self._seeds
+        begins = self._autoreset.resets_in_step and not self._seeds
         of_step = served_envs.STEP_AND_RESET if begins else served_envs.STEP
         orders = [
             of_step if step is not self._fresh[column] else None if column in self._seeds else served_envs.RESET
@@ -202,9 +202,9 @@ class StepBufferStepper:
         check_flags((terminated, truncated))
         env_id = self._own.start + column
         self._step_buffer.terminated[env_id], self._step_buffer.truncated[env_id] = bool(terminated), bool(truncated)
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self._autoreset.spends_step:
             self._steps[column] = self._fresh[column]
-        elif self._mode is AutoresetMode.SAME_STEP:
+        if self._autoreset.resets_in_step:
             # The environment may keep its info, and clear it in the reset.
             final, info = self._observations.kept(observation), own_copy(info)
             observation, reset_info = self._reset(column, None)

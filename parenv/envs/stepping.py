@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from parenv.envs.autoreset import SAME_STEP
 from parenv.envs.elsewhere import StepBatch
 from parenv.envs.episode_statistics import EpisodeTally, is_recorded, recorded_in
 from parenv.envs.fitting import Fit
@@ -36,8 +37,8 @@ class EnvStepper:
 
     resetting: Any = False
     """Whether the next step only resets a sub-environment: never."""
-    spends_steps = False
-    """Whether there are steps that only reset."""
+    autoreset = SAME_STEP
+    """Autoreset mode: the step that ends an episode also resets."""
     writes_tensors = False
     """Whether the rows of observations may be tensors."""
 

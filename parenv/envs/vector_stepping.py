@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from parenv.envs.autoreset import Resets, autoreset_mode, check_reset_with_mask
+from parenv.envs.autoreset import Autoreset, Resets, check_reset_with_mask
 from parenv.envs.env_arrays import EnvArrays
 from parenv.envs.episode_statistics import EpisodeTally, is_recorded
 from parenv.envs.final_observations import FinalObservations
@@ -31,9 +31,6 @@ ALL = slice(None)
 class VectorStepper:
     """One ``VectorEnv``, stepped as a whole.
 
-    In ``NEXT_STEP`` mode the step after the end of an episode only resets. Its row of the rollout is not valid, and its
-    reward is 0.
-
     Args:
         env: The environment.
         first_env_id: env_id of the first sub-environment.
@@ -41,22 +38,21 @@ class VectorStepper:
         fit: Checks of observations.
 
     Attributes:
-        spends_steps: Whether there are steps that only reset.
+        autoreset: Autoreset mode that the environment declares.
     """
 
     writes_tensors = True
     """Whether the rows of observations may be tensors."""
 
     def __init__(self, env: Any, first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
-        self._env, self._mode = env, autoreset_mode(env)
-        self.spends_steps = self._mode is AutoresetMode.NEXT_STEP
+        self._env, self.autoreset = env, Autoreset.declared_by(env)
         self.num_envs: int = env.num_envs
         self.observation_space: Space[Any] = env.single_observation_space
         self.action_space: Space[Any] = env.single_action_space
         self._leaves = leaves(self.observation_space)
         self._first, self._fit, self._progress = first_env_id, fit or Fit(), progress
         self._is_plain = is_single(self._leaves) and not self._fit.finite
-        self._finals = FinalObservations(env, self._mode, self._leaves, self._fit)
+        self._finals = FinalObservations(env, self.autoreset, self._leaves, self._fit)
         self._arrays = EnvArrays(env, leaves(self.action_space))
         self._resets = Resets(env, first_env_id)
         self.tally = EpisodeTally(self.num_envs, is_recorded(env))
@@ -82,7 +78,7 @@ class VectorStepper:
         return [row_of(infos, column) for column in range(self.num_envs)]
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
-        """Step all sub-environments. In ``DISABLED`` mode, also reset those whose episode ended."""
+        """Step all sub-environments, and reset those that the caller must reset because their episode ended."""
         self._progress.begin("step")
         self._take(self._env.step(self._arrays.actions(actions)), rows, step, target)
 
@@ -106,7 +102,7 @@ class VectorStepper:
             target.infos.write_batch(step, infos, np.arange(self.num_envs))
         ended = np.logical_or(terminated, truncated)
         self._resets.begun = columns = ended.nonzero()[0]
-        if self.spends_steps:
+        if self.autoreset.spends_step:
             self._resets.take_step(ended, columns)
             row[self._resets.begun] = 0
         self.tally.add(row)
@@ -148,7 +144,7 @@ class VectorStepper:
     def _end(self, target: Target, step: int, columns: Any, terminated: Any, observations: Any, infos: Any) -> Any:
         """Write the ends of episodes; return the observations that the next step begins with."""
         known = self._finals.write(target, columns, observations, infos)
-        resets_next = self.spends_steps
+        resets_next = self.autoreset.spends_step
         records = target.add_ends(columns)
         records["step"], records["known"], records["resets_next"] = step, known, resets_next
         records["ended_by"] = ~terminated
@@ -156,11 +152,9 @@ class VectorStepper:
             records["void"] = lost = infos[WORKER_RESTARTED][columns]
             records["ended_by"][lost] = [INDEX.get(ending, _UNKNOWN) for ending in infos[ENDED_BY][columns[lost]]]
         self.tally.end_some(columns, infos, records, later=resets_next)
-        if resets_next:
-            return observations
-        if self._mode is AutoresetMode.DISABLED:
+        if self.autoreset.caller_resets:
             return self._reset(target, step, columns, observations)
-        if target.infos:
+        if self.autoreset.resets_in_step and target.infos:
             target.infos.write_batch(step, infos.get("final_info", {}), columns, seen=False)
         return observations
 

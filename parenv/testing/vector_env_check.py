@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parenv.envs.autoreset import autoreset_mode
+from parenv.envs.autoreset import NEXT_STEP, SAME_STEP, Autoreset
 from parenv.errors import ConfigurationError
 from parenv.libraries import installed_version
 from parenv.memory.spaces import flatten, leaves
@@ -91,47 +91,47 @@ def check_vector_env(make: Callable[[], Any], steps: int = 1000, seed: int = 0) 
             history = trace.run(steps)
             ends = sum(int(step.ended.sum()) for step in history)
             found = _compare_modes(trace, history, declared)
-            if found is AutoresetMode.SAME_STEP:
+            if found is not None and found.resets_in_step:
                 _check_finals(trace, history)
-            _check_seeds(trace, make, seed)
+            _check_seeds(trace, make, seed, declared)
         notes += _known_of(env)
-    report = VectorEnvReport(declared, found, ends, problems, notes)
+    report = VectorEnvReport(_mode(declared), _mode(found), ends, problems, notes)
     print(report)
     return report
 
 
-def _declared(env: Any, problems: list[str]) -> AutoresetMode | None:
-    mode = None
+def _declared(env: Any, problems: list[str]) -> Autoreset | None:
+    declared = None
     try:
-        mode = autoreset_mode(env)
+        declared = Autoreset.declared_by(env)
     except (ConfigurationError, AttributeError, TypeError):
         problems.append('it must declare its autoreset mode. Set metadata["autoreset_mode"] to an AutoresetMode')
     if not isinstance(env, VectorEnv):
         problems.append(f"it must be a gymnasium.vector.VectorEnv, got {type(env).__module__}.{type(env).__qualname__}")
-    return mode
+    return declared
 
 
-def _compare_modes(trace: Trace, history: Sequence[Step], declared: AutoresetMode | None) -> AutoresetMode | None:
+def _compare_modes(trace: Trace, history: Sequence[Step], declared: Autoreset | None) -> Autoreset | None:
     """Find the autoreset mode from the distance between observations around ends and first observations."""
     pairs = list(_around_ends(history))
     if not pairs:
         trace.note("no episode has ended, so resets were not checked. Pass more steps")
         return None
-    if declared is AutoresetMode.DISABLED:
+    if declared is not None and declared.caller_resets:
         return declared  # The trace has reset it with a mask, and has already reported problems with that.
     known = any(step.finals for step in history)
     distances = np.array([(_distance(trace, at), _distance(trace, after)) for at, after, _, _ in pairs])
     later = np.mean(distances[:, 0] > distances[:, 1])
     found = None
-    if later >= SURE and not (known and declared is AutoresetMode.SAME_STEP):
-        found = AutoresetMode.NEXT_STEP
+    if later >= SURE and not (known and declared is not None and declared.resets_in_step):
+        found = NEXT_STEP
     elif known or (later <= 1 - SURE and (distances[:, 0] != distances[:, 1]).any()):
-        found = AutoresetMode.SAME_STEP
+        found = SAME_STEP
     if found is None:
         trace.note("its observations do not show whether it resets in the same step or in the next one")
     elif declared is not None and found is not declared:
-        trace.say(f"it declares {declared.name}, but its results at the end of episodes follow {found.name}")
-    if found is AutoresetMode.NEXT_STEP:
+        trace.say(f"it declares {declared.mode.name}, but its results at the end of episodes follow {found.mode.name}")
+    if found is not None and found.spends_step:
         if any(ended for _, _, _, ended in pairs):
             trace.say("a step that only resets ends an episode again")
         if any(reward != 0 for _, _, reward, _ in pairs):
@@ -172,26 +172,25 @@ def _check_finals(trace: Trace, history: Sequence[Step]) -> None:
         )
 
 
-def _check_seeds(trace: Trace, make: Callable[[], Any], seed: int) -> None:
+def _check_seeds(trace: Trace, make: Callable[[], Any], seed: int, declared: Autoreset | None) -> None:
     """Compare runs with the same seed and with another seed."""
-    one, again, other = (_run_from(make, one_seed) for one_seed in (seed, seed, seed + 1))
+    one, again, other = (_run_from(make, one_seed, declared) for one_seed in (seed, seed, seed + 1))
     if not all(map(np.array_equal, one, again)):
         trace.say("two runs with the same seed and the same actions are different")
     elif all(map(np.array_equal, one, other)):
         trace.note("reset(seed=) has no effect. Seed it when it is made, or all workers have the same episodes")
 
 
-def _run_from(make: Callable[[], Any], seed: int, steps: int = 20) -> list[Any]:
+def _run_from(make: Callable[[], Any], seed: int, declared: Autoreset | None, steps: int = 20) -> list[Any]:
     with contextlib.closing(make()) as env:
         of = leaves(env.single_observation_space)
-        is_disabled = env.metadata.get("autoreset_mode") in (AutoresetMode.DISABLED, AutoresetMode.DISABLED.value)
         space = env.single_action_space  # Some environments make another space for each access.
         space.seed(0)
         copies = [as_array(part).copy() for part in flatten(of, env.reset(seed=seed)[0])]
         for _ in range(steps):
             observations, _, *flags = env.step(random_actions(space, env.num_envs))
             copies += [as_array(part).copy() for part in flatten(of, observations)]
-            if is_disabled and any(as_array(flag).any() for flag in flags[:2]):
+            if declared is not None and declared.caller_resets and any(as_array(flag).any() for flag in flags[:2]):
                 break
         return copies
 
@@ -202,6 +201,10 @@ def _known_of(env: Any) -> list[str]:
     mine = sorted(packages & KNOWN.keys() - {"gymnasium"}) or sorted(packages & KNOWN.keys())
     versions = {name: version for name in mine if (version := installed_version(name)) is not None}
     return [f"{name} {version} is installed. Known: {KNOWN[name]}" for name, version in versions.items()]
+
+
+def _mode(autoreset: Autoreset | None) -> AutoresetMode | None:
+    return None if autoreset is None else autoreset.mode
 
 
 def _name(mode: AutoresetMode | None, otherwise: str) -> str:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector import AutoresetMode
 
+from parenv.envs.autoreset import Autoreset
 from parenv.envs.final_observations import final_of, given_finals
 from parenv.memory.spaces import flatten, leaves, stacked, unflatten
 from parenv.memory.trees import as_array
@@ -28,7 +28,7 @@ class Trace:
 
     Args:
         env: Environment.
-        mode: Autoreset mode that it declares.
+        autoreset: Autoreset mode that it declares, or ``None``.
         seed: Seed of actions and of the reset.
         problems: List to which problems are added, each once.
         notes: List to which further facts are added, each once.
@@ -37,8 +37,9 @@ class Trace:
         initial: Observations of which it is certain that episodes begin with them, by leaf ``[K, ...]``.
     """
 
-    def __init__(self, env: Any, mode: AutoresetMode | None, seed: int, problems: list[str], notes: list[str]) -> None:
-        self.env, self.mode, self.problems, self.notes = env, mode, problems, notes
+    def __init__(self, env: Any, autoreset: Autoreset | None, seed: int, problems: list[str], notes: list[str]) -> None:
+        self.env, self.problems, self.notes = env, problems, notes
+        self._resets = autoreset is not None and autoreset.caller_resets
         self.leaves = leaves(env.single_observation_space)
         self.spec = [leaf for leaf in self.leaves if leaf.dtype is not None]
         self._seed = seed
@@ -68,7 +69,7 @@ class Trace:
             ends += int(step.ended.sum())
             if ends >= 40 and len(history) >= 50:
                 break
-            if self.mode is AutoresetMode.DISABLED and step.ended.any():
+            if self._resets and step.ended.any():
                 self._reset_some(step)
         return history
 
@@ -114,14 +115,14 @@ class Trace:
         return [part.copy() for part in self._parts(returned[0])]
 
     def _reset_some(self, step: Step) -> None:
-        """Reset the sub-environments whose episode has ended, in ``DISABLED`` mode."""
+        """Reset the sub-environments whose episode has ended."""
         try:
             observations, _ = self.env.reset(options={"reset_mask": step.ended.copy()})
         except Exception as error:
             self.say(
                 f"it declares DISABLED, but reset(options={{'reset_mask': ...}}) raises {type(error).__name__}: {error}"
             )
-            self.mode = None
+            self._resets = False
             return
         for before, after in zip(step.observations, self._parts(observations), strict=True):
             if not np.array_equal(before[~step.ended], after[~step.ended]):

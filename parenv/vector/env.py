@@ -148,7 +148,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
-        self.autoreset_mode = plan.job.autoreset_mode
+        self.autoreset_mode = plan.job.autoreset.mode
         plan, session, self.choice, self.measured_step_s = begin(plan, copy)
         self._session, self.num_envs, self.batch_size = session, plan.num_envs, plan.batch_size
         self._pending, self._is_closed = _IDLE, False

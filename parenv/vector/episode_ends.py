@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import AutoresetMode
 
+from parenv.envs.autoreset import Autoreset
 from parenv.memory.step_buffer import StepBuffer
 
 
@@ -16,17 +16,18 @@ class EpisodeEnds:
 
     Args:
         step_buffer: Step buffer of the vector env.
-        mode: Autoreset mode.
+        autoreset: Autoreset mode.
 
     Attributes:
-        flags: Whether the episode ended, bool ``[N]``. With ``SAME_STEP`` the next episode has begun, so all are false.
-        binding: Whether an ended episode needs a reset before the next step, as with ``DISABLED``.
+        flags: Whether the episode ended, bool ``[N]``. If the same step resets, the next episode has begun, so all are
+            false.
+        binding: Whether an ended episode needs a reset of the user before the next step.
     """
 
-    def __init__(self, step_buffer: StepBuffer, mode: AutoresetMode) -> None:
-        self._step_buffer, self._lasting = step_buffer, mode is not AutoresetMode.SAME_STEP
+    def __init__(self, step_buffer: StepBuffer, autoreset: Autoreset) -> None:
+        self._step_buffer, self._lasting = step_buffer, not autoreset.resets_in_step
         self.flags = np.zeros(step_buffer.spec.num_envs, bool)
-        self.binding = mode is AutoresetMode.DISABLED
+        self.binding = autoreset.caller_resets
 
     def note(self, rows: Any) -> None:
         """Read the flags of these rows from the step buffer."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
-from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from parenv.envs.autoreset import Autoreset
 from parenv.envs.factories import Factories, given_spaces
 from parenv.envs.factories import Spaces as Given
 from parenv.errors import ConfigurationError
@@ -137,14 +137,14 @@ def join_spaces(
     return Spaces(first, single, batched, actions[0], batch_space(actions[0], num_envs))
 
 
-def step_buffer_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> StepBufferSpec:
+def step_buffer_spec(spaces: Spaces, num_envs: int, autoreset: Autoreset) -> StepBufferSpec:
     """Describe the step buffer for sub-environments with these spaces.
 
     Raises:
         ConfigurationError: The machine has not enough memory.
     """
     observed, acted = leaves(spaces.first_observation), leaves(spaces.single_action)
-    final_bytes = sum(leaf.nbytes for leaf in observed) if mode is AutoresetMode.SAME_STEP else 0
+    final_bytes = sum(leaf.nbytes for leaf in observed) if autoreset.resets_in_step else 0
     spec = StepBufferSpec(num_envs, observed, acted, aligned(INFO_BYTES + final_bytes))
     observation = in_words(sum(leaf.nbytes for leaf in observed if leaf.dtype is not None))
     check_fits(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymnasium.vector import AutoresetMode
-
+from parenv.envs.autoreset import Autoreset
 from parenv.memory.kinds import ENDED_BY, FINAL_OBSERVATION, LOST_ATTRIBUTES, WORKER_RESTARTED
 from parenv.memory.spaces import unflatten
 from parenv.memory.step_buffer import StepBuffer
@@ -19,13 +18,13 @@ class LostEpisodes:
     Such a row is *broken* until the user requests its next step, or is answered at once if it is stepping. The result
     is truncated, without reward, and flagged. Until then, the row contains the last observation that the user received.
 
-    In ``SAME_STEP`` mode the result contains the first observation of the next episode, so the new worker gets a
-    request for the row. In the other modes this class writes the result.
+    If the step of an end also resets, the result contains the first observation of the next episode, so the new worker
+    gets a request for the row. In the other modes this class writes the result.
 
     Args:
         step_buffer: Step buffer of the vector env.
         results: Reader of the step buffer.
-        mode: Autoreset mode.
+        autoreset: Autoreset mode.
         wanted: Whether workers are restarted. If not, this class keeps nothing.
 
     Attributes:
@@ -33,9 +32,9 @@ class LostEpisodes:
         answered: Info of each row that was answered and whose result was not delivered, by env_id.
     """
 
-    def __init__(self, step_buffer: StepBuffer, results: Results, mode: AutoresetMode, wanted: bool) -> None:
+    def __init__(self, step_buffer: StepBuffer, results: Results, autoreset: Autoreset, wanted: bool) -> None:
         self._step_buffer, self._results, self.wanted = step_buffer, results, wanted
-        self._begins_next = mode is AutoresetMode.SAME_STEP
+        self._begins_next = autoreset.resets_in_step
         self.broken: dict[int, str] = {}
         self.answered: dict[int, dict[str, Any]] = {}
         self._last = results.rows(range(step_buffer.spec.num_envs)) if wanted else []

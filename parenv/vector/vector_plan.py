@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from parenv.argument_checks import at_least, one_of, options_of, positive
 from parenv.crew.partition import leave_to_pools, placed_workers, split
+from parenv.envs.autoreset import Autoreset
 from parenv.envs.entry_point import factories_of
 from parenv.envs.factories import Factories, Spaces, given_spaces
 from parenv.envs.recycling import with_recycling
@@ -117,7 +118,7 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
         factories=factories,
         options=options,
         shares=(num_envs,),
-        autoreset_mode=AutoresetMode(given.autoreset_mode),
+        autoreset=Autoreset.of(given.autoreset_mode),
         seed=root_seed(None),
     )
     plan = VectorPlan(

@@ -57,14 +57,14 @@ class VectorSession:
         self._plan, self.owner = plan, Owner("the vector env")
         self.backend = Backend(plan, first)
         try:
-            env, mode = self.backend.first, plan.job.autoreset_mode
+            env, autoreset = self.backend.first, plan.job.autoreset
             given, of_workers = plan.spaces, self.backend.spaces
             is_known_here = plan.placement is None and plan.job.options.python is None
             if given is None and is_known_here and plan.worker_shares:
                 given = spaces_of_custom_classes(of_workers, plan.job.factories, self.backend.envs)
             self.spaces = join_spaces(of_workers, plan.observation_mode, given, plan.class_name)
-            self.metadata, self.render_mode = {**env.metadata, "autoreset_mode": mode}, env.render_mode
-            self._step_buffer = self.backend.lay_out(step_buffer_spec(self.spaces, plan.num_envs, mode))
+            self.metadata, self.render_mode = {**env.metadata, "autoreset_mode": autoreset.mode}, env.render_mode
+            self._step_buffer = self.backend.lay_out(step_buffer_spec(self.spaces, plan.num_envs, autoreset))
         except BaseException:
             # The workers run already, and nothing else would end them.
             self.close(plan.job.options.close_timeout_s)
@@ -75,8 +75,9 @@ class VectorSession:
             self._step_buffer, self.spaces.first_observation, copy, plan.job.options, plan.strict_infos
         )
         self.read_infos = self._results.infos
-        self._lost = LostEpisodes(self._step_buffer, self._results, mode, wanted=plan.job.options.restart is not None)
-        self._ends = EpisodeEnds(self._step_buffer, mode)
+        wanted = plan.job.options.restart is not None
+        self._lost = LostEpisodes(self._step_buffer, self._results, autoreset, wanted)
+        self._ends = EpisodeEnds(self._step_buffer, autoreset)
         self._tracks_ends = self._lost.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.logs_errors = True

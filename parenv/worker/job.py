@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Self
 
-from gymnasium.vector import AutoresetMode
-
+from parenv.envs.autoreset import Autoreset
 from parenv.envs.factories import Factories
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.layout import WHOLE_EPISODES
@@ -104,7 +103,7 @@ class StepJob(WorkerJob):
     """Job of workers that step for a vector env.
 
     Args:
-        autoreset_mode: When an episode that has ended is followed by the next one.
+        autoreset: When an episode that has ended is followed by the next one.
         spinning: How long workers spin before they sleep. ``None``: they do not spin.
         begins_with_one: Whether the worker makes and measures its first sub-environment, and then waits for
             :class:`~parenv.protocol.messages.Shares`.
@@ -112,7 +111,7 @@ class StepJob(WorkerJob):
 
     entry: ClassVar[str] = "parenv.worker.process:serve_steps"
     prepared_by: ClassVar[str] = "parenv.worker.step_task:StepTask"
-    autoreset_mode: AutoresetMode
+    autoreset: Autoreset
     spinning: Spinning | None = None
     begins_with_one: bool = False
 

@@ -79,7 +79,7 @@ class SingleAgentEnvs:
                 f"env_fn must make a VectorEnv of {len(env_ids)} sub-environments for worker {sender.worker}, got "
                 f"{num_envs}. Leave num_envs out, or pass {num_envs} for each worker."
             )
-        if job.gradient is not None and job.rollout_length == 1 and stepper.spends_steps:
+        if job.gradient is not None and job.rollout_length == 1 and stepper.autoreset.spends_step:
             raise ConfigurationError(
                 "rollout_length must be at least 2 with gradients and a VectorEnv in NEXT_STEP mode, because a single "
                 "row may contain only resets, got 1. Raise it."

@@ -135,7 +135,7 @@ class StepTask:
             self.envs,
             own,
             step_buffer,
-            job.autoreset_mode,
+            job.autoreset,
             ObservationRows(step_buffer, own, Fit.of(job.options, self._output.warn), self._side),
             self._side,
             self._progress,
