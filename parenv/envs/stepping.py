@@ -85,13 +85,26 @@ class EnvStepper:
             target: Object for everything else.
             first: First column that has not taken this step yet.
         """
-        rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
-        array, (dtype, shape), infos = np.ndarray, self._plain, target.infos
-        named, split, codes, steps = bool(infos), self._split(actions), self._step_codes, self._steps
-        returned: Any = NOTHING
+        split = self._split(actions)
         if self._elsewhere is not None:
             columns = range(first, self.num_envs)
             self._elsewhere.begin(columns, [STEP_AND_RESET] * len(columns), split[first:])
+        self._write_steps(self._steps, split, rows, step, target, first)
+
+    def _write_steps(
+        self,
+        steps: Sequence[Callable[[Any], Any]],
+        split: Sequence[Any],
+        rows: Rows,
+        step: int,
+        target: Target,
+        first: int,
+    ) -> None:
+        """Write what each function of ``steps`` returns for its part of ``split``, see :meth:`step`."""
+        rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
+        array, (dtype, shape), infos = np.ndarray, self._plain, target.infos
+        named, codes = bool(infos), self._step_codes
+        returned: Any = NOTHING
         # With one sub-environment, a zip of these lists would cost as much as a step, so index them.
         try:
             for column in range(first, self.num_envs):

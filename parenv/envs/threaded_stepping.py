@@ -14,7 +14,7 @@ import numpy as np
 
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
-from parenv.envs.returned import NOTHING, explain_step, reset_result
+from parenv.envs.returned import reset_result
 from parenv.envs.stepping import EnvStepper
 from parenv.envs.targets import Target
 from parenv.envs.values import Rows
@@ -123,8 +123,8 @@ class ThreadedStepper(EnvStepper):
         super().__init__(envs, first_env_id, progress, fit)
         self._num_threads = num_threads
         self._threads = ColumnThreads(num_threads, self.num_envs)
-        self._stepping: deque[int] = deque()
-        """Columns whose step has begun and is not written yet."""
+        self._is_stepping = False
+        """Whether steps have begun and are not all written yet."""
         self._resetting: deque[int] = deque()
         """Columns whose reset is not written yet, because an episode ended in this step."""
 
@@ -148,19 +148,17 @@ class ThreadedStepper(EnvStepper):
 
         A second call after an exception continues the step that raised.
         """
-        split, envs = self._split(actions), self.envs
-        if self._stepping:  # The environment of the column `first` has raised and was replaced.
-            self._begin_steps([first], split)
-        elif (
-            not first and not self._resetting
-        ):  # If the last reset has raised, only `first` shows that the step is still in progress.
-            self._stepping.extend(range(self.num_envs))
-            self._begin_steps(self._stepping, split)
-        while self._stepping:
-            self._write_step(self._stepping[0], rows, step, target)
-            self._stepping.popleft()
-            if not self._stepping:
-                self._threads.begin(self._resetting, lambda column: reset_result(envs[column].reset()))
+        columns, envs = range(self.num_envs), self.envs
+        if self._is_stepping:  # The environment of the column `first` has raised and was replaced.
+            self._begin_steps([first], actions)
+        elif not first and not self._resetting:
+            # If the last reset has raised, only `first` shows that the step is still in progress.
+            self._is_stepping = True
+            self._begin_steps(columns, actions)
+        if self._is_stepping:
+            self._write_steps([self._threads.take] * self.num_envs, columns, rows, step, target, first)
+            self._is_stepping = False
+            self._threads.begin(self._resetting, lambda column: reset_result(envs[column].reset()))
         while self._resetting:
             self._write_reset(self._resetting.popleft(), rows, step, target)
 
@@ -169,30 +167,18 @@ class ThreadedStepper(EnvStepper):
         if self._threads.close():
             super().close()
 
-    def _begin_steps(self, columns: Iterable[int], actions: Sequence[Any]) -> None:
+    def _begin_steps(self, columns: Iterable[int], actions: Rows) -> None:
         # A task must not refer to this object. An exception that is never taken keeps the frame of its task, and so
         # would keep this object and its threads, which end when this object is gone.
-        steps = self._steps
-        self._threads.begin(columns, lambda column: steps[column](actions[column]))
+        steps, split = self._steps, self._split(actions)
+        self._threads.begin(columns, lambda column: steps[column](split[column]))
 
-    def _write_step(self, column: int, rows: Rows, step: int, target: Target) -> None:
-        self._progress.cell[0] = self._step_codes[column]
-        returned: Any = NOTHING
-        try:
-            returned = observation, reward, terminated, truncated, info = self._threads.take(column)
-            if reward is None:  # numpy would store NaN.
-                raise TypeError
-            target.rewards[step][column] = reward
-            if target.infos:
-                target.infos.write(step, column, info)
-            if terminated or truncated:
-                self._keep_end(target, step, column, observation, (terminated, truncated), info)
-                self._resetting.append(column)
-            else:
-                self._write(rows, column, observation)
-        except Exception as error:
-            explain_step(error, returned, self._first + column)
-            raise
+    def _end(self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any) -> Any:
+        # The reset begins after the other steps, so that the resets of this step run at once. Its observation then
+        # replaces the final one in the row.
+        self._keep_end(target, step, column, observation, how, info)
+        self._resetting.append(column)
+        return observation
 
     def _write_reset(self, column: int, rows: Rows, step: int, target: Target) -> None:
         self._progress.cell[0] = self._reset_codes[column]
@@ -202,8 +188,8 @@ class ThreadedStepper(EnvStepper):
 
     def _leave(self) -> None:
         """Drop a step that was given up with an exception."""
-        if self._stepping or self._resetting:
-            self._stepping.clear()
+        if self._is_stepping or self._resetting:
+            self._is_stepping = False
             self._resetting.clear()
             self._threads.close()
             self._threads = ColumnThreads(self._num_threads, self.num_envs)

@@ -215,12 +215,11 @@ def test_threads_end_with_their_stepper_although_an_exception_was_not_taken() ->
 
     stepper: Any = ThreadedStepper([Failing(env_id) for env_id in range(2)], 0, quiet(), None, 2)
     threads, done = list(stepper._threads._threads), stepper._threads._done
-    rows = [np.zeros((2, *stepper.observation_space.shape))]
-    stepper.reset([None, None], rows)
+    run = Run(stepper, 1)
     with pytest.raises(ValueError, match="dropped its cup"):
-        stepper.step([np.zeros(2, int)], rows, 0, None)
+        run.rollout()
     done[1].acquire()  # The other environment has raised too. Its exception is not taken.
-    del stepper
+    del stepper, run
     gc.collect()
     for thread in threads:
         thread.join(60)
