@@ -1,10 +1,10 @@
-"""Collect rollouts of AEC agents, which act one after another: the steps of a row are its agent's own turns."""
+"""The row loop of AEC agents, which act one after another: the steps of a row are its agent's own turns."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from parenv.errors import ObservationError, ParenvError
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.trees import as_array, copy_as, map_trees
 from parenv.worker.agent_assignments import AgentRow
-from parenv.worker.agents_collector import AgentsCollector
+from parenv.worker.agent_episodes import EpisodesOfAgents
 from parenv.worker.single import ACT
 from parenv.worker.single_agent_collector import Seconds, StopCollectingError
 from parenv.worker.writing import AgentWriter, GroupWriter
@@ -78,59 +78,63 @@ class Pending:
             block[(steps >= self.counts + self.is_open)[:-1]] = 0
 
 
-class AECAgentsCollector(AgentsCollector):
-    """Sub-environments in which one agent acts at a time.
+class AECLoop:
+    """Row loop of sub-environments in which one agent acts at a time.
 
     A rollout ends when a row is full. Turns without a complete reward are the first turns of the next rollout.
+
+    Args:
+        episodes: Sub-environments.
     """
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._pending = [Pending(len(group.who)) for group in self.assignments.groups]
-        self._turns: list[Any] = [None] * len(self.envs)
-        self._taken = [0] * len(self.envs)
+    _writer: AgentWriter
+
+    def __init__(self, episodes: EpisodesOfAgents) -> None:
+        self._episodes, self._envs, self._progress = episodes, episodes.envs, episodes.progress
+        self._assignments = episodes.assignments
+        self._pending = [Pending(len(group.who)) for group in self._assignments.groups]
+        self._turns: list[Any] = [None] * len(self._envs)
+        self._taken = [0] * len(self._envs)
         self._is_full = self._is_writing = False
         self._carry_before: dict[int, Any] = {}
 
-    def begin(self, seeds: Sequence[int | None]) -> None:
-        """Begin an episode in every sub-environment."""
-        for pending in self._pending:
-            pending.is_open[:] = False
-            pending.counts[:] = 0
-        super().begin(seeds)
-
-    def _lasting(self) -> dict[str, Any]:
-        """Add the selected agents and the incomplete turns."""
-        policy_rows = self.assignments.policy_rows
+    def get_state(self) -> dict[str, Any]:
+        """Return the selected agents and the incomplete turns."""
+        policy_rows = self._assignments.policy_rows
         before = {
             policy_rows[i].name: map_trees(as_array, c) for i, c in self._carry_before.items() if i in policy_rows
         }
         return {
-            **super()._lasting(),
             "turns": [agent_row.agent for agent_row in self._turns],
             "pending": [pending.get_state() for pending in self._pending],
             "carry_before": before,
         }
 
-    def _resume(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
-        """Restore the selected agents and the incomplete turns first."""
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the selected agents and the incomplete turns."""
         for pending, saved in zip(self._pending, state["pending"], strict=True):
             pending.set_state(saved)
-        self._turns = [self.assignments.agent_row_of(column, agent) for column, agent in enumerate(state["turns"])]
-        for policy in self.assignments.policy_rows.values():
+        self._turns = [self._assignments.agent_row_of(column, agent) for column, agent in enumerate(state["turns"])]
+        for policy in self._assignments.policy_rows.values():
             if policy.name in state["carry_before"]:
                 self._carry_before[policy.index] = map_trees(copy_as, policy.carry, state["carry_before"][policy.name])
-        for column in seeds:
-            for agent_row in self.assignments.agent_rows[column].values():
-                self._pending[agent_row.group].is_open[agent_row.row] = False
-        super()._resume(state, seeds, broken)
 
-    def collect(self, writer: AgentWriter) -> Seconds:
-        """Fill a rollout until a row is full."""
+    def begin_episodes(self, seeds: Iterable[tuple[int, int | None]]) -> None:
+        """Begin an episode in some sub-environments."""
+        for column, seed in seeds:
+            self._begin_episode(column, seed)
+
+    def fill(self, writer: AgentWriter) -> tuple[Seconds, int]:
+        """Fill a rollout until a row is full; return the seconds, and the number of env steps.
+
+        Raises:
+            StopCollectingError: The driver wants this worker to end.
+        """
         clock, progress = time.perf_counter, self._progress
-        self._begin_writing(writer)
+        self._writer = writer
+        self._episodes.begin_writing(writer, self._carries)
         self._is_writing, self._is_full = True, False
-        self._taken = [0] * len(self.envs)
+        self._taken = [0] * len(self._envs)
         for pending, mine in zip(self._pending[1:], writer.groups[1:], strict=True):
             pending.put_back(mine)
         environment = acting = 0.0
@@ -147,16 +151,16 @@ class AECAgentsCollector(AgentsCollector):
             acting += acted - began
             environment += clock() - acted
         self._end_writing(writer)
-        return Seconds(environment, acting)
+        return Seconds(environment, acting), sum(self._taken)
 
     def _act(self) -> list[Any]:
         """Act for the selected agent of every sub-environment, once per policy; return the actions by column."""
-        actions: list[Any] = [None] * len(self.envs)
+        actions: list[Any] = [None] * len(self._envs)
         together: defaultdict[int, list[int]] = defaultdict(list)
         for column, agent_row in enumerate(self._turns):
-            together[int(self.assignments.groups[agent_row.group].who[agent_row.row])].append(column)
+            together[int(self._assignments.groups[agent_row.group].who[agent_row.row])].append(column)
         for index, columns in together.items():
-            policy = self.assignments.policy_rows[index]
+            policy = self._assignments.policy_rows[index]
             mine, pending = self._writer.groups[policy.group], self._pending[policy.group]
             rows = np.array([self._turns[column].row for column in columns])
             steps = pending.counts[rows]
@@ -166,17 +170,17 @@ class AECAgentsCollector(AgentsCollector):
             observed = [block[steps, rows] for block in mine.blocks["observations"]]
             written = policy.act_for(observed, rows, mine, steps)
             pending.is_open[rows], pending.versions[rows] = True, -1
-            each = self.assignments.groups[policy.group].split(written)
+            each = self._assignments.groups[policy.group].split(written)
             for column, action in zip(columns, each, strict=True):
                 actions[column] = action
         return actions
 
     def _take_turn(self, column: int, action: Any) -> None:
-        self._progress.cell[0] = self._step_codes[column]
+        self._progress.cell[0] = self._episodes.step_codes[column]
         try:
-            self._steps[column](action)
+            self._episodes.steps[column](action)
             self._taken[column] += 1
-            self._tally.lengths[column] += 1
+            self._assignments.groups[0].tally.lengths[column] += 1
             self._next_turn(column)
         except ParenvError:
             raise
@@ -185,10 +189,7 @@ class AECAgentsCollector(AgentsCollector):
 
     def _replace(self, column: int, error: BaseException) -> None:
         """Replace a sub-environment that raised. Its incomplete turns are dropped."""
-        self._first[column] = self._replacement_of(column, error)
-        self._break_off(column, self._complete_steps)
-        for agent_row in self.assignments.agent_rows[column].values():
-            self._pending[agent_row.group].is_open[agent_row.row] = False
+        self._episodes.lose(column, error, self._complete_steps)
         self._begin_episode(column, None)
 
     def _complete_steps(self, agent_row: AgentRow) -> int:
@@ -199,17 +200,17 @@ class AECAgentsCollector(AgentsCollector):
     def _next_turn(self, column: int) -> None:
         """Continue until an agent that can act is selected. Its last turn is complete then."""
         while True:
-            env = self.envs[column]
+            env = self._envs[column]
             if not env.agents:
                 if not self._is_writing:
-                    env_id = self.assignments.env_ids[column]
+                    env_id = self._assignments.env_ids[column]
                     raise ObservationError(f"reset() must leave an agent that can act, but env_id {env_id} has none")
                 self._truncate_left(column)
-                self._end_episode(column, self._taken[column] - 1)
-                self._reset(column, None)
-                self.assignments.begin_counting()
+                self._episodes.end(column, self._taken[column] - 1)
+                self._episodes.reset(column, None)
+                self._assignments.begin_counting()
                 continue
-            agent_row = self.assignments.agent_row_of(column, env.agent_selection)
+            agent_row = self._assignments.agent_row_of(column, env.agent_selection)
             observation, reward, terminated, truncated, info = env.last()
             self._complete(agent_row, reward, info)
             try:
@@ -226,7 +227,7 @@ class AECAgentsCollector(AgentsCollector):
 
     def _complete(self, agent_row: AgentRow, reward: Any, info: Found) -> None:
         """Complete the last turn of an agent with its reward."""
-        group, pending, row = self.assignments.groups[agent_row.group], self._pending[agent_row.group], agent_row.row
+        group, pending, row = self._assignments.groups[agent_row.group], self._pending[agent_row.group], agent_row.row
         if not pending.is_open[row]:
             return
         mine, count = self._writer.groups[agent_row.group], pending.counts[row]
@@ -248,59 +249,62 @@ class AECAgentsCollector(AgentsCollector):
 
     def _end_turns(self, agent_row: AgentRow, observation: Any, terminated: bool, column: int) -> None:
         """End the part of an agent that is gone with its last turn, if it had one."""
-        group, row = self.assignments.groups[agent_row.group], agent_row.row
-        self._truncated[column] |= not terminated  # Also for an agent that has never had a turn.
+        group, row = self._assignments.groups[agent_row.group], agent_row.row
+        self._episodes.truncated[column] |= not terminated  # Also for an agent that has never had a turn.
         if group.who[row] == NOBODY:
             return
         mine, step = self._writer.groups[agent_row.group], int(self._pending[agent_row.group].counts[row]) - 1
         group.write(mine.finals, len(mine.ends), observation)
-        self._end_part(agent_row.group, row, step, terminated, column)
+        self._episodes.end_part(agent_row.group, row, step, terminated, column)
 
     def _truncate_left(self, column: int) -> None:
         """Truncate the agents whose end the environment did not report. Their last turns are complete now."""
-        env = self.envs[column]
+        env = self._envs[column]
         # PettingZoo's last() reads these sums, but only for the agent whose turn it is.
         rewards, infos = getattr(env, "_cumulative_rewards", {}), getattr(env, "infos", {})
-        for agent, agent_row in self.assignments.agent_rows[column].items():
-            if self.assignments.groups[agent_row.group].who[agent_row.row] != NOBODY:
+        for agent, agent_row in self._assignments.agent_rows[column].items():
+            if self._assignments.groups[agent_row.group].who[agent_row.row] != NOBODY:
                 self._complete(agent_row, rewards.get(agent, 0.0), infos.get(agent, {}))
                 self._end_turns(agent_row, env.observe(agent), False, column)
 
     def _await(self, agent_row: AgentRow, observation: Any, info: Found) -> None:
         """Write the observation of the selected agent."""
-        group, pending = self.assignments.groups[agent_row.group], self._pending[agent_row.group]
+        group, pending = self._assignments.groups[agent_row.group], self._pending[agent_row.group]
         if group.who[agent_row.row] == NOBODY:
-            self.assignments.activate(agent_row.group, agent_row.row)
-            self.assignments.begin_counting()
+            self._assignments.activate(agent_row.group, agent_row.row)
+            self._assignments.begin_counting()
         if not self._is_writing:
             group.write(group.observed, agent_row.row, observation)
-            write_seen(self.assignments.spec.groups[agent_row.group].infos, group.seen, agent_row.row, info)
+            write_seen(self._assignments.spec.groups[agent_row.group].infos, group.seen, agent_row.row, info)
             return
         mine, count = self._writer.groups[agent_row.group], pending.counts[agent_row.row]
         group.write(mine.observations[count], agent_row.row, observation)
         mine.infos.write_first(count, agent_row.row, info)
-        self._is_full |= bool(count == self.assignments.spec.rollout_length)
+        self._is_full |= bool(count == self._assignments.spec.rollout_length)
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
-        self._reset(column, seed)
-        self.assignments.begin_counting()
+        for agent_row in self._assignments.agent_rows[column].values():
+            self._pending[agent_row.group].is_open[agent_row.row] = False
+        self._episodes.reset(column, seed)
+        self._assignments.begin_counting()
         self._next_turn(column)
 
     def _end_writing(self, writer: AgentWriter) -> None:
-        playing = self.assignments.playing()
-        for group, pending, mine in zip(self.assignments.groups[1:], self._pending[1:], writer.groups[1:], strict=True):
+        playing = self._assignments.playing()
+        for group, pending, mine in zip(
+            self._assignments.groups[1:], self._pending[1:], writer.groups[1:], strict=True
+        ):
             pending.blank(mine, group.who)
             group.observed, group.seen = pending.keep(mine)
             for row in np.flatnonzero(pending.is_open & (pending.versions < 0)):
                 pending.versions[row] = playing[int(group.who[row])].version
-        self.env_steps = sum(self._taken)
-        self._finish_writing(writer)
+        self._episodes.finish_writing()
         self._is_writing = False
 
     def _carries(self, index: int) -> dict[str, Any]:
         """Return the carry before the first turn of every row. A turn that was kept began in the previous rollout."""
-        found = super()._carries(index)
-        for policy in self.assignments.policy_rows.values():
+        found = self._episodes.carries(index)
+        for policy in self._assignments.policy_rows.values():
             if policy.index in self._carry_before and policy.group == index:
                 rows = np.flatnonzero(self._pending[index].is_open).tolist()
                 found[policy.name] = policy.actor.with_rows(found[policy.name], self._carry_before[policy.index], rows)

@@ -25,12 +25,12 @@ W_contra = TypeVar("W_contra", contravariant=True)
 class Collector(Protocol[W_contra]):
     """The sub-environments of a worker with everything that lasts from one rollout to the next.
 
-    There is one implementation for environments of a single agent, one for parallel agents and one for AEC agents.
-    Each has a row loop of its own, because the time per row decides there.
+    There is one implementation for environments of a single agent, and one for agents with named policies.
     """
 
-    replacements: Any
-    """:class:`~parenv.worker.replacements.Replacements`, or ``None`` if exceptions of sub-environments are raised."""
+    @property
+    def replacements(self) -> Any:
+        """:class:`~parenv.worker.replacements.Replacements`, or ``None`` if exceptions of environments are raised."""
 
     def load(self, version: int, place: int, snapshot: bytes) -> None:
         """Load a version of the policy, or a table of versions of the named policies."""

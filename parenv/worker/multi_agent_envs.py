@@ -16,13 +16,14 @@ from parenv.envs.seeding import RandomState, environment_seed
 from parenv.memory.agent_layout import agents_spec
 from parenv.memory.spaces import describe
 from parenv.protocol.messages import Layout, Ready
-from parenv.worker.aec_agents import AECAgentsCollector
+from parenv.worker.aec_agents import AECLoop
 from parenv.worker.agent_assignments import AgentAssignments
+from parenv.worker.agent_episodes import EpisodesOfAgents
 from parenv.worker.agents_collector import AgentsCollector
 from parenv.worker.collect_task import CollectTask
 from parenv.worker.evaluation import AgentsEpisodeRunner, Evaluation, Within
 from parenv.worker.job import Job
-from parenv.worker.parallel_agents import ParallelAgentsCollector
+from parenv.worker.parallel_agents import ParallelLoop
 from parenv.worker.policy_set import PolicySet
 from parenv.worker.probes import probe_agents
 from parenv.worker.replacements import Replacements
@@ -72,10 +73,7 @@ class MultiAgentEnvs:
             return PolicySet(job, context.load_job, spec, mapping, self._fit)
 
         policies = make_policies(job)
-        collector = self._collector(policies, self._envs, job, self._resets)
-        if job.options.on_env_error == "restart_env":
-            first, generation = self._env_ids.start, context.sender.generation
-            collector.replacements = Replacements(job, collector, first, generation, context.progress)
+        collector = self._collector(policies, self._envs, job, self._resets, job.options.on_env_error == "restart_env")
         evaluation = Evaluation(context, lambda: policies, make_policies, self._begin_episodes)
         return CollectTask(context, self._env_ids, collector, writers, evaluation)
 
@@ -93,11 +91,25 @@ class MultiAgentEnvs:
     def _make_one(self) -> Any:
         return self._make_envs(self._env_ids[:1], self._envs)[0]
 
-    def _collector(self, policies: PolicySet, envs: list[Any], job: Job, resets: Sequence[Any] = ()) -> AgentsCollector:
-        """Make a collector. ``job`` has the seed of ``policy_of``; ``resets`` have been done already."""
-        kind = AECAgentsCollector if acts_in_turns(envs[0]) else ParallelAgentsCollector
-        assignments = AgentAssignments(job, policies, self._env_ids, self._context.sender.generation)
-        return kind(envs, assignments, self._context.sender.worker, self._context.progress, resets)
+    def _collector(
+        self, policies: PolicySet, envs: list[Any], job: Job, resets: Sequence[Any] = (), replaces: bool = False
+    ) -> AgentsCollector:
+        """Make a collector.
+
+        Args:
+            policies: Policies that act.
+            envs: Sub-environments.
+            job: Job with the seed of ``policy_of``.
+            resets: Return values of resets that have been done already.
+            replaces: Whether environments that raise are replaced.
+        """
+        (worker, generation), progress = self._context.sender, self._context.progress
+        assignments = AgentAssignments(job, policies, self._env_ids, generation)
+        episodes = EpisodesOfAgents(envs, assignments, progress, resets)
+        if replaces:
+            episodes.replacements = Replacements(job, episodes, self._env_ids.start, generation, progress)
+        loop = AECLoop(episodes) if acts_in_turns(envs[0]) else ParallelLoop(episodes)
+        return AgentsCollector(episodes, loop, worker)
 
     def _begin_episodes(self, policies: PolicySet, seed: int, episodes: int, within: Within) -> AgentsEpisodeRunner:
         """Begin the episodes of an evaluation in sub-environments that are made for the first one."""
