@@ -75,14 +75,15 @@ class Resets:
     Args:
         env: Environment, for messages.
         first_env_id: env_id of the first sub-environment, for messages.
+        spends_step: Whether a step after the end of an episode only resets.
 
     Attributes:
         pending: Whether the next step only resets, bool ``[B]``.
         begun: Columns that began an episode in the last step, int64 ``[K]``.
     """
 
-    def __init__(self, env: Any, first_env_id: int) -> None:
-        self._env, self._first = env, first_env_id
+    def __init__(self, env: Any, first_env_id: int, spends_step: bool) -> None:
+        self._env, self._first, self._spends_step = env, first_env_id, spends_step
         self.clear()
 
     def clear(self) -> None:
@@ -91,8 +92,8 @@ class Resets:
         self.begun: Any = NOBODY
         self._ended: Any = NOBODY
 
-    def take_step(self, ended: Any, columns: Any) -> None:
-        """Note a step in a mode that spends a step on a reset.
+    def take_step(self, ended: Any, columns: Any) -> Any:
+        """Note a step; return the columns that only reset in it, int64 ``[K]``.
 
         Args:
             ended: Whether the episode ended, bool ``[B]``.
@@ -101,6 +102,9 @@ class Resets:
         Raises:
             ConfigurationError: An episode ended in a step that must only reset.
         """
+        if not self._spends_step:
+            self.begun = columns
+            return NOBODY
         self.begun, self._ended, self.pending = self._ended, columns, ended
         if ended[self.begun].any():
             env_id = self._first + self.begun[ended[self.begun]][0]
@@ -109,6 +113,7 @@ class Resets:
                 f"reset, but this step of env_id {env_id} ended an episode again. Correct "
                 'metadata["autoreset_mode"]; parenv.testing.check_vector_env(make) detects the mode.'
             )
+        return self.begun
 
 
 def check_reset_with_mask(env: Any, before: Sequence[Any], after: Sequence[Any], others: Any) -> None:

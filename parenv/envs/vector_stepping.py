@@ -54,7 +54,7 @@ class VectorStepper:
         self._is_plain = is_single(self._leaves) and not self._fit.finite
         self._finals = FinalObservations(env, self.autoreset, self._leaves, self._fit)
         self._arrays = EnvArrays(env, leaves(self.action_space))
-        self._resets = Resets(env, first_env_id)
+        self._resets = Resets(env, first_env_id, self.autoreset.spends_step)
         self.tally = EpisodeTally(self.num_envs, is_recorded(env))
 
     @property
@@ -101,10 +101,9 @@ class VectorStepper:
         if target.infos:
             target.infos.write_batch(step, infos, np.arange(self.num_envs))
         ended = np.logical_or(terminated, truncated)
-        self._resets.begun = columns = ended.nonzero()[0]
-        if self.autoreset.spends_step:
-            self._resets.take_step(ended, columns)
-            row[self._resets.begun] = 0
+        columns = ended.nonzero()[0]
+        if len(spent := self._resets.take_step(ended, columns)):
+            row[spent] = 0
         self.tally.add(row)
         if len(columns):
             observations = self._end(target, step, columns, terminated[columns], observations, infos)
