@@ -68,9 +68,9 @@ class EnvStepper:
         """Begin an episode in every sub-environment and write the first observations; return the info of each."""
         infos = []
         self.tally.begin()
-        for column, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
+        for column, seed in enumerate(seeds):
             self._progress.begin("reset", self._first + column)
-            observation, info = reset_result(env.reset(seed=seed))
+            observation, info = self._reset(column, seed)
             self.begin(column, observation, rows)
             infos.append(info)
         return infos
@@ -189,6 +189,9 @@ class EnvStepper:
         """Close all environments."""
         for env in self.envs:
             env.close()
+
+    def _reset(self, column: int, seed: int | None) -> Any:
+        return reset_result(self.envs[column].reset(seed=seed))
 
     def _end(self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any) -> Any:
         cell = self._progress.cell

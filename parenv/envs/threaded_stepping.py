@@ -131,17 +131,10 @@ class ThreadedStepper(EnvStepper):
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
         """Begin an episode in every sub-environment and write the first observations; return the info of each."""
         self._leave()
-        self.tally.begin()
-        infos, columns, envs = [], range(self.num_envs), self.envs
+        columns, envs = range(self.num_envs), self.envs
         self._threads.begin(columns, lambda column: reset_result(envs[column].reset(seed=seeds[column])))
         self._resetting.extend(columns)
-        for column in columns:
-            self._progress.begin("reset", self._first + column)
-            self._resetting.popleft()
-            observation, info = self._threads.take(column)
-            self.begin(column, observation, rows)
-            infos.append(info)
-        return infos
+        return super().reset(seeds, rows)
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
         """Step all sub-environments, and then reset those whose episode ended, as :meth:`EnvStepper.step`.
@@ -166,6 +159,10 @@ class ThreadedStepper(EnvStepper):
         """Close all environments, unless a thread still uses one."""
         if self._threads.close():
             super().close()
+
+    def _reset(self, column: int, seed: int | None) -> Any:
+        self._resetting.popleft()
+        return self._threads.take(column)
 
     def _begin_steps(self, columns: Iterable[int], actions: Rows) -> None:
         # A task must not refer to this object. An exception that is never taken keeps the frame of its task, and so
