@@ -85,22 +85,23 @@ class EpisodeTally:
             self.returns += _sums(rewards, np.arange(B) * T)
             self._steps += T
             return np.empty(0), np.empty(0, np.int64)
+        # Segments are the rows between two ends of a column, and places count rows column by column.
         steps, columns = (np.array([end[i] for end in ends], np.int64) for i in (0, 1))
         last = columns * T + steps
         begins = np.sort(np.concatenate([np.arange(B) * T, last[steps < T - 1] + 1]))
-        sums = _sums(rewards, begins)
-        counts = np.diff(begins, append=B * T)
-        segment = np.searchsorted(begins, last, "right") - 1
-        goes_on = begins[segment] == columns * T
-        returns = sums[segment] + np.where(goes_on, self.returns[columns], 0.0)
-        lengths = counts[segment] + np.where(goes_on, self.lengths[columns], 0)
+        is_first, before = begins % T == 0, np.zeros(len(begins))
+        before[is_first] = self.returns
+        sums, counts = _sums(rewards, begins) + before, np.diff(begins, append=B * T)
+        counts[is_first] += self.lengths
+        ended = np.searchsorted(begins, last, "right") - 1
+        returns, lengths = sums[ended], counts[ended]
         for i, end in enumerate(ends):
             if end.recorded is not None:
                 returns[i], lengths[i] = end.recorded
-        self.forget(columns)
-        still_open = np.flatnonzero(~np.isin(begins + counts - 1, last))
-        self.returns[begins[still_open] // T] += sums[still_open]
-        self.lengths[begins[still_open] // T] += counts[still_open]
+        is_open = np.ones(len(begins), bool)
+        is_open[ended] = False
+        self.forget(ALL)
+        self.returns[begins[is_open] // T], self.lengths[begins[is_open] // T] = sums[is_open], counts[is_open]
         return returns, lengths
 
     def end(self, row: int, recorded: Recorded | None) -> tuple[float, bool]:
