@@ -17,7 +17,7 @@ from parenv.policy.assignment import UNNAMED
 from parenv.policy.copies import copied
 from parenv.protocol.messages import Failure
 from parenv.worker.episode_envs import EpisodeRow
-from parenv.worker.policy_batches import PolicyBatch, PolicyBatches
+from parenv.worker.policy_batches import PolicyBatches
 
 
 class CentralSession(EvaluationSession):
@@ -39,15 +39,13 @@ class CentralSession(EvaluationSession):
         self._batches = PolicyBatches(policy, plan.device, job.deterministic, num_rows, fit)
         self._closing.callback(self._batches.close)
         self._rows = {place: EpisodeRow(self._batch_row(place)) for place in self._free}
-        self._batch_of: dict[Place, PolicyBatch] = {}
         self._waiting: list[Place] = []
 
     def _batch_row(self, place: Place) -> int:
         return sum(self._plan.job.shares[: place.worker]) + place.row
 
     def _leave(self, place: Place) -> None:
-        if place in self._batch_of:
-            self._batch_of.pop(place).end(self._rows[place])
+        self._batches.end(self._rows[place])
         if place in self._waiting:
             self._waiting.remove(place)
 
@@ -65,25 +63,20 @@ class CentralSession(EvaluationSession):
     def _observe(self, place: Place, episode: QueuedEpisode, seen: Mapping[str, Any]) -> None:
         one = self._rows[place]
         one.info = seen["infos"]
-        if "spaces" not in seen:
-            self._batch_of[place].observe(one, seen["observation"])
+        if one.batch is not None:
+            one.batch.observe(one, seen["observation"])
             return
         observation_space, action_space = map(rebuild, seen["spaces"])
         one.task, one.spaces = episode.task, (observation_space, action_space)
-        batch = self._batch_of[place] = self._batches.of(one)
-        batch.begin(one, seen["observation"])
+        self._batches.begin(one, seen["observation"])
 
     def _act(self) -> None:
         if not self._waiting or 2 * len(self._waiting) < len(self._in_progress):
             return
         waiting, self._waiting = self._waiting, []
-        by_batch: dict[PolicyBatch, list[EpisodeRow]] = {}
-        for place in waiting:
-            by_batch.setdefault(self._batch_of[place], []).append(self._rows[place])
-        actions = {batch: batch.act(rows) for batch, rows in by_batch.items()}
+        actions = dict(zip(waiting, self._batches.act([self._rows[place] for place in waiting]), strict=True))
         by_worker: dict[int, list[Place]] = {}
         for place in waiting:
             by_worker.setdefault(place.worker, []).append(place)
         for places in by_worker.values():
-            steps = [(place.row, actions[self._batch_of[place]][self._rows[place].row]) for place in places]
-            self._ask("advance", places, (steps,))
+            self._ask("advance", places, ([(place.row, actions[place]) for place in places],))

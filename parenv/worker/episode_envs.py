@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
@@ -26,6 +26,9 @@ from parenv.protocol.messages import Failure
 from parenv.protocol.plain import plain_info
 from parenv.worker.failures import failure_of
 from parenv.worker.job import EpisodeJob
+
+if TYPE_CHECKING:
+    from parenv.worker.policy_batches import PolicyBatch
 
 
 class AskedEpisode(NamedTuple):
@@ -55,12 +58,14 @@ class EpisodeRow:
         task: Name of the task.
         spaces: Observation and action space.
         info: Info of the last observation.
+        batch: Batch of the policy, or ``None`` if no episode is in progress.
     """
 
     row: int
     task: str = ""
     spaces: Spaces | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    batch: PolicyBatch | None = None
 
 
 @dataclass(eq=False)

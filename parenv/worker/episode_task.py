@@ -65,7 +65,6 @@ class EpisodeTask(EpisodeEnvsTask):
         job, num_rows = self._job, len(self._envs.rows)
         fit = Fit.of(job.options, self._output.warn)
         self._batches = PolicyBatches(job.policy, job.device, job.deterministic, num_rows, fit)
-        self._batch_of: dict[SubEnvironment, PolicyBatch] = {}
         self._pending = [Pending() for _ in self._envs.rows]
         self._done: PendingAnswers = []
 
@@ -74,9 +73,7 @@ class EpisodeTask(EpisodeEnvsTask):
         asked = {"episode": AskedEpisode}[method](*arguments)
         pending = self._pending[asked.row] = Pending()
         try:
-            one, observation = self._envs.begin(asked)
-            batch = self._batch_of[one] = self._batches.of(one)
-            batch.begin(one, observation)
+            self._batches.begin(*self._envs.begin(asked))
         except (Exception, SystemExit) as error:
             self._fail(self._envs.rows[asked.row], error)
         return pending
@@ -114,8 +111,7 @@ class EpisodeTask(EpisodeEnvsTask):
 
     def _finish(self, one: SubEnvironment, answer: Any) -> None:
         self._done.append((self._pending[one.row], answer))
-        if one in self._batch_of:
-            self._batch_of[one].end(one)
+        self._batches.end(one)
 
     def _fail(self, one: SubEnvironment, error: BaseException) -> None:
         self._finish(one, self._envs.failed(one.row, error))

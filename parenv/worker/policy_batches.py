@@ -63,6 +63,7 @@ class PolicyBatch:
         if self._initial is not None:
             self._carry = self._actor.with_rows(self._carry, self._initial, [one.row])
         self.playing.append(one)
+        one.batch = self
 
     def observe(self, one: EpisodeRow, observation: Any) -> None:
         """Take the observation after a step.
@@ -71,11 +72,6 @@ class PolicyBatch:
             ObservationError: The observation does not fit its space.
         """
         self._write(self._rows, one.row, observation)
-
-    def end(self, one: EpisodeRow) -> None:
-        """End an episode, if it is in progress."""
-        if one in self.playing:
-            self.playing.remove(one)
 
     def act(self, acting: Sequence[EpisodeRow]) -> Sequence[Any]:
         """Act for some of the episodes; return an action for each row.
@@ -139,15 +135,34 @@ class PolicyBatches:
         self._batches: dict[Any, PolicyBatch] = {}
         self._closing = contextlib.ExitStack()
 
-    def of(self, one: EpisodeRow) -> PolicyBatch:
-        """Return the batch for the spaces of an episode."""
+    def begin(self, one: EpisodeRow, observation: Any) -> None:
+        """Begin an episode in the batch for its spaces, with its first observation.
+
+        Raises:
+            ObservationError: The observation does not fit its space.
+        """
         assert one.spaces is not None
         kind = leaves(one.spaces[0]), leaves(one.spaces[1])
         if kind not in self._batches:
             actor = Actor(self._policy, *kind, self._device, fit=self._fit)
             self._closing.enter_context(actor.deterministic(self._deterministic))
             self._batches[kind] = PolicyBatch(actor, *kind, self._num_rows, self._fit)
-        return self._batches[kind]
+        self._batches[kind].begin(one, observation)
+
+    def end(self, one: EpisodeRow) -> None:
+        """End an episode, if it is in progress."""
+        if one.batch is not None:
+            one.batch.playing.remove(one)
+            one.batch = None
+
+    def act(self, acting: Sequence[EpisodeRow]) -> list[Any]:
+        """Act for some of the episodes, once in each of their batches; return their actions."""
+        actions: dict[EpisodeRow, Any] = {}
+        for batch in self.playing():
+            if mine := [one for one in acting if one.batch is batch]:
+                found = batch.act(mine)
+                actions |= {one: found[one.row] for one in mine}
+        return [actions[one] for one in acting]
 
     def playing(self) -> list[PolicyBatch]:
         """Return the batches with episodes in progress."""
