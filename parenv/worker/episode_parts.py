@@ -6,28 +6,17 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from parenv.envs.values import Rows
-from parenv.errors import ConfigurationError, ObservationError
-from parenv.experience.episode_parts import (
-    PART_AXES,
-    OpenEpisodes,
-    Values,
-    copied,
-    cut,
-    joined,
-    rollout_of_episode,
-    rows_of_slot,
-)
-from parenv.memory.layout import MAX_EPISODE_STEPS, ROLLOUT_FIELDS, ROW_DTYPE, Axes, RolloutSpec
-from parenv.memory.spaces import flatten
-from parenv.memory.trees import as_array, assign, copy_of, copy_with, map_trees
+from parenv.errors import ObservationError
+from parenv.experience.episode_parts import OpenEpisodes, joined, rollout_of_episode, rows_of_slot
+from parenv.memory.trees import as_array, assign, copy_with, map_trees
 from parenv.protocol.messages import Commit, Credit
 from parenv.worker.actor import NO_INFOS, Actor
+from parenv.worker.chunk_cutter import ChunkCutter, Part, initial_carry
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.single import ACT
 from parenv.worker.single_agent_collector import Seconds, SingleAgentCollector, StopCollectingError, private_writer
@@ -37,93 +26,6 @@ PROMPT_S = 0.025
 """Time in seconds after which a worker sends an episode that has ended, instead of collecting further rows first."""
 PART_S = 0.5
 """Time in seconds after which a worker sends rows even if no episode has ended, so that it soon gets a new version."""
-
-
-@dataclass
-class Part:
-    """Consecutive rows of one sub-environment that have not been sent.
-
-    Args:
-        values: Rows. After the last row of an episode there is one more observation.
-        record: End of the episode, :data:`~parenv.memory.layout.END_DTYPE` ``[1]``, or ``None`` if it has not ended.
-        finals: Final observation, one array or list ``[1, ...]`` per leaf.
-        is_own: Whether the rows have memory of their own.
-    """
-
-    values: Values
-    record: Any = None
-    finals: Sequence[Any] = ()
-    is_own: bool = False
-
-    @property
-    def size(self) -> int:
-        """Number of rows, with the one after the end."""
-        return len(self.values["rows", 0])
-
-    @property
-    def steps(self) -> Values:
-        """Rows without the observation after the end."""
-        return cut(self.values, 0, self.size - (self.record is not None))
-
-    def split(self, count: int) -> tuple[Part, Part]:
-        """Return the first rows, and the others."""
-        first, others = cut(self.values, 0, count), cut(self.values, count, self.size)
-        return Part(first, is_own=self.is_own), Part(others, self.record, self.finals, self.is_own)
-
-    def own(self) -> Part:
-        """Return the part with memory of its own."""
-        if self.is_own:
-            return self
-        return Part(copied(self.values), self.record, [copy_of(final) for final in self.finals], True)
-
-
-def part_of(chunk: RolloutWriter, column: int, first: int, stop: int, end: int | None) -> Part:
-    """Return rows of a column of a chunk, as views.
-
-    Args:
-        chunk: Writer of the rows.
-        column: Column.
-        first: First row.
-        stop: Row after the last one.
-        end: Place of the end of the episode among those of the chunk, or ``None`` if it goes on.
-    """
-    has_ended = end is not None
-    values: dict[tuple[str, Any], Any] = {}
-    for name, block in {**chunk.own, **chunk.columns.objects}.items():
-        if (axes := ROLLOUT_FIELDS[name[0]].axes) in PART_AXES:
-            until = stop + (has_ended and axes is Axes.OBSERVATIONS)
-            is_list = isinstance(block, list)
-            values[name] = [row[column] for row in block[first:until]] if is_list else block[first:until, column]
-    rows = np.zeros(stop - first + has_ended, ROW_DTYPE)
-    if ("rows", 0) in values:
-        rows["version"][: stop - first] = values["rows", 0]["version"]
-    rows["column"] = column
-    rows["is_after"][-1] = has_ended
-    values["rows", 0] = rows
-    if end is None:
-        return Part(values)
-    record = chunk.end_records()[end : end + 1].copy()
-    after = [values["observations", i][-1:] for i in range(len(chunk.finals))]
-    return Part(values, record, after if record["resets_next"][0] else [block[end : end + 1] for block in chunk.finals])
-
-
-def initial_carry(spec: RolloutSpec, actor: Actor) -> dict[tuple[str, Any], Any]:
-    """Return the arrays ``[1, ...]`` of the carry at the beginning of an episode."""
-    initial = flatten(spec.carry, actor.initial_carry(1)) if spec.carry else ()
-    return {("carry", i): as_array(value) for i, value in enumerate(initial)}
-
-
-def check_length(num_steps: int) -> None:
-    """Check the length so far of an episode.
-
-    Raises:
-        ConfigurationError: It is too long.
-    """
-    if num_steps > MAX_EPISODE_STEPS:
-        raise ConfigurationError(
-            f'episodes must end within {MAX_EPISODE_STEPS:,} env steps with rollout_length="episode". Wrap the '
-            "environment in gymnasium.wrappers.TimeLimit, or pass a number of steps."
-        )
 
 
 class EpisodePartsCollector(SingleAgentCollector):
@@ -147,7 +49,7 @@ class EpisodePartsCollector(SingleAgentCollector):
         batch = self.stepper.num_envs
         self._versions = VersionsInUse(self.actor, make_actor, keeps, batch)
         self._chunk = private_writer(self.spec, batch)
-        self._columns = Columns(batch)
+        self._cutter = ChunkCutter(batch)
         self._held = OpenEpisodes(math.inf) if holds else None
         self._ended: list[Part] = []
         """Complete episodes that ``postprocess`` has not seen."""
@@ -159,7 +61,7 @@ class EpisodePartsCollector(SingleAgentCollector):
 
     def load(self, version: int, place: int, snapshot: bytes) -> None:
         """Load a version for the episodes that begin from now on, and for those whose version is too old."""
-        self.actor = self._versions.load(version, place, snapshot, self._columns.is_fresh)
+        self.actor = self._versions.load(version, place, snapshot, self._cutter.is_fresh)
 
     def set_state(self, state: dict[str, Any], seeds: Sequence[int], broken: bool) -> list[int]:
         """Restore a state. All episodes begin again, because the state has no rows of episodes in progress."""
@@ -170,7 +72,7 @@ class EpisodePartsCollector(SingleAgentCollector):
     def restart(self, seeds: Sequence[int | None] | None = None, *, cuts: bool = False) -> list[Any]:
         """Cut all episodes in progress, and begin new ones. Complete episodes are kept."""
         first = super().restart(seeds, cuts=cuts)
-        self._columns = Columns(self.stepper.num_envs)
+        self._cutter = ChunkCutter(self.stepper.num_envs)
         self._versions.begin(ALL)
         return first
 
@@ -191,7 +93,8 @@ class EpisodePartsCollector(SingleAgentCollector):
         environment = time.perf_counter() - began - acting
         self._env_steps += filled
         self._settle(chunk, filled - 1)
-        self._cut_up(chunk, filled, begun)
+        for column, part in self._cutter.cut(chunk, filled, begun):
+            self._take(column, part)
         return Seconds(environment, acting)
 
     def postprocess(self, function: Callable[[Any, Any], Any], writer: RolloutWriter, policy_version: int) -> None:
@@ -294,38 +197,10 @@ class EpisodePartsCollector(SingleAgentCollector):
                 self._carry = map_trees(merged, self._carry, following)
         return writer.action_rows[step]
 
-    def _cut_up(self, chunk: RolloutWriter, filled: int, begun: Sequence[tuple[int, int]]) -> None:
-        """Cut the rows of all sub-environments into parts."""
-        records, columns = chunk.end_records(), self._columns
-        ends: list[list[int]] = [[] for _ in range(self.stepper.num_envs)]
-        for i, column in enumerate(records["column"].tolist()):
-            ends[column].append(i)
-        starts = [[0] if is_playing else [] for is_playing in columns.is_playing]
-        for row, column in begun:
-            starts[column].append(row)
-        for column, firsts in enumerate(starts):
-            for i, first in enumerate(firsts):
-                end = ends[column][i] if i < len(ends[column]) else None
-                stop = filled if end is None else int(records["step"][end]) + 1
-                if first < stop:
-                    self._take(part_of(chunk, column, first, stop, end), column, stop - first, first > 0)
-            columns.is_playing[column] = len(firsts) > len(ends[column])
-            columns.is_fresh[column] = not columns.is_playing[column] or firsts[-1] == filled
-
-    def _take(self, part: Part, column: int, num_rows: int, begins: bool) -> None:
-        """Take rows of a column as a part of its episode.
-
-        Args:
-            part: The rows.
-            column: Column.
-            num_rows: Number of rows, without the one after the end.
-            begins: Whether the episode has begun in this chunk.
-        """
-        columns, rows, begins = self._columns, part.values["rows", 0], begins or self._columns.is_fresh[column]
-        columns.lengths[column] = num_rows + (0 if begins else columns.lengths[column])
-        check_length(columns.lengths[column])
-        if begins:
-            rows["begins"][0] = 1
+    def _take(self, column: int, part: Part) -> None:
+        """Take a part of the episode of a column."""
+        rows = part.values["rows", 0]
+        if rows["begins"][0]:
             rows["restarted"][0], self._restarted[column] = self._restarted[column], False
             if self._held is not None:
                 self._held.begin(column)
@@ -337,7 +212,7 @@ class EpisodePartsCollector(SingleAgentCollector):
             self._unsent.append(part)
             return
         part = part.own()
-        self._held.add(column, part.values, num_rows)
+        self._held.add(column, part.values, part.size)
         if part.record is not None:
             self._ended.append(Part(joined(self._held.end(column)), part.record, part.finals, True))
 
@@ -377,24 +252,6 @@ class EpisodePartsCollector(SingleAgentCollector):
                 objects["finals", i] += final
             else:
                 writer.own["finals", i][place : place + 1] = final
-
-
-class Columns:
-    """State of the sub-environments between two chunks of rows.
-
-    Args:
-        num_envs: Number of sub-environments. All are at the beginning of an episode.
-
-    Attributes:
-        is_playing: Whether the next row belongs to an episode. It does not if it only resets the sub-environment.
-        is_fresh: Whether no row of the present episode has been taken, bool ``[B]``.
-        lengths: Number of rows so far of the present episode, int64 ``[B]``.
-    """
-
-    def __init__(self, num_envs: int) -> None:
-        self.is_playing = [True] * num_envs
-        self.is_fresh = np.ones(num_envs, np.bool_)
-        self.lengths = np.zeros(num_envs, np.int64)
 
 
 class VersionsInUse:

@@ -13,8 +13,8 @@ from parenv.experience.episode_parts import joined, rollout_of_episode
 from parenv.experience.rollout import Rollout
 from parenv.memory.trees import concatenated
 from parenv.protocol.messages import Commit, Credit
+from parenv.worker.chunk_cutter import ChunkCutter, Part, initial_carry
 from parenv.worker.differentiator import Differentiated
-from parenv.worker.episode_parts import Part, check_length, initial_carry, part_of
 from parenv.worker.single_agent_collector import Seconds, SingleAgentCollector, private_writer
 from parenv.worker.writing import RolloutWriter
 
@@ -60,23 +60,14 @@ class EpisodeCollector(SingleAgentCollector):
         batch = self.stepper.num_envs
         if not self._all_fresh:
             self.restart()
-        missing, seconds = set(range(batch)), Seconds(0.0, 0.0)
+        cutter, seconds = ChunkCutter(batch), Seconds(0.0, 0.0)
         self._parts = [[] for _ in range(batch)]
-        while missing:
+        while any(cutter.is_playing):
             chunk = private_writer(self.spec, batch)
-            spent = super().collect(chunk, enough=_all_of(missing))
+            spent = super().collect(chunk, enough=_all_of(np.flatnonzero(cutter.is_playing)))
             seconds = Seconds(seconds.environment + spent.environment, seconds.acting + spent.acting)
-            records = chunk.end_records()
-            for column, parts in enumerate(self._parts):
-                if column not in missing:
-                    continue
-                end = next(iter(np.flatnonzero(records["column"] == column).tolist()), None)
-                stop = CHUNK if end is None else int(records["step"][end]) + 1
-                parts.append(part_of(chunk, column, 0, stop, end))
-                if end is None:
-                    check_length(len(parts) * CHUNK)
-                else:
-                    missing.discard(column)
+            for column, part in cutter.cut(chunk, CHUNK):
+                self._parts[column].append(part)
         self._all_fresh = batch == 1
         return seconds
 
@@ -113,8 +104,8 @@ class EpisodeCollector(SingleAgentCollector):
         return Commit(credit.sequence, env_steps=rollout.num_steps, metrics=learned.metrics, episodes=episodes)
 
 
-def _all_of(missing: set[int]) -> Callable[[Any], bool]:
-    left = set(missing)
+def _all_of(missing: Any) -> Callable[[Any], bool]:
+    left = set(missing.tolist())
 
     def enough(columns: Any) -> bool:
         left.difference_update(columns)

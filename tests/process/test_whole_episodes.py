@@ -464,7 +464,7 @@ def test_a_resumed_run_begins_new_episodes() -> None:
 
 
 def test_an_episode_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parenv.worker.episode_parts.MAX_EPISODE_STEPS", 1000)
+    monkeypatch.setattr("parenv.worker.chunk_cutter.MAX_EPISODE_STEPS", 1000)
     with (
         whole([lambda: Plain(), lambda: Plain(length=900)], zeros, num_workers=0) as pool,
         pytest.raises(ConfigurationError, match=r"episodes must end within 1,000 env steps.*TimeLimit"),
