@@ -106,7 +106,9 @@ class SubEnvironment(EpisodeRow):
 class EpisodeEnvs:
     """Makes, resets and steps the sub-environments of a worker.
 
-    A sub-environment keeps its environment as long as its episodes are of one task.
+    A sub-environment keeps its environment as long as its episodes are of one task, so neighbours may have different
+    spaces. ``EnvStepper`` would need an object for each of them, and takes 0.85 µs more per step, because it writes to
+    rows of a rollout and resets at once. An ``EpisodeTally`` takes 0.3 µs more than two sums of Python numbers.
 
     Args:
         job: Job of the workers.
