@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from placements import host_keys, place, pytest_generate_tests  # noqa: F401
 
 from parenv.crew import launch
 from parenv.envs.step_cost import StepCost

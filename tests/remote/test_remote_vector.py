@@ -27,59 +27,17 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from inside import workers_of
 from sampling import one_in
 from without_torch import WithoutElements
+from worker_hosts import NearHosts
 
 import parenv
 from parenv import ConfigurationError, HostLostError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
 from parenv.errors import NotDataError
-from parenv.remote.host import serve
-from parenv.remote.net.host_keys import read_host_keys
 from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward
 
 MODES = list(AutoresetMode)
 CLOCK = ("t",)
 N = 5
-
-
-class NearHosts:
-    """Worker hosts that run in threads of this process."""
-
-    def __init__(self, hosts: Any) -> None:
-        self._hosts = hosts
-        self._threads: list[tuple[threading.Thread, threading.Event]] = []
-        self.exit_codes: list[int] = []
-
-    def start(self, *capacities: int) -> None:
-        for capacity in capacities:
-            key = read_host_keys(self._hosts.keys / f"{self._hosts.names[-1 - len(self._threads)]}.key")
-            leaving = threading.Event()
-            thread = threading.Thread(target=self._serve, args=(key, capacity, leaving))
-            self._threads.append((thread, leaving))
-            thread.start()
-
-    def placement(self, **more: Any) -> Any:
-        return self._hosts.placement(**more)
-
-    def leave(self, host: int) -> None:
-        thread, leaving = self._threads[host]
-        leaving.set()
-        thread.join(60.0)
-        assert not thread.is_alive()
-
-    def end(self) -> None:
-        for host in range(len(self._threads)):
-            self.leave(host)
-
-    def _serve(self, key: Any, capacity: int, leaving: threading.Event) -> None:
-        code = serve(
-            self._hosts.address,
-            key,
-            capacity,
-            patience_s=60.0,
-            tell=lambda words: None,
-            is_leaving=leaving.is_set,
-        )
-        self.exit_codes.append(code)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Worker hosts that run as processes on this machine and join over loopback."""
+"""Worker hosts that run as processes or threads on this machine and join over loopback."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,22 @@ import psutil
 from audits import until
 
 from parenv import RemotePlacement
-from parenv.remote.net.host_keys import create_keys
+from parenv.remote.host import serve
+from parenv.remote.net.host_keys import create_keys, read_host_keys
 
 MARK = "PARENV_TEST_HOST"
 
 
 class Hosts:
-    """Worker hosts of a test, and up to six keys for them."""
+    """Worker hosts of a test, and up to six keys for them, which tests with the same directory share."""
 
     def __init__(self, directory: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.address = f"tcp://127.0.0.1:{free_port()}"
         self.names = [f"host{i}" for i in range(6)]
         self.keys = directory / "keys"
-        create_keys(self.keys, self.names)
+        if not self.keys.exists():
+            create_keys(self.keys, self.names)
         self.processes: list[subprocess.Popen[str]] = []
         self._network: Any = None
 
@@ -68,6 +71,47 @@ class Hosts:
             if process.stderr is not None and not process.stderr.closed:
                 process.communicate()
         until(lambda: not self.alive(), seconds=120.0)
+
+
+class NearHosts:
+    """Worker hosts that run in threads of this process."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
+        self.exit_codes: list[int] = []
+
+    def start(self, *capacities: int) -> None:
+        for capacity in capacities:
+            key = read_host_keys(self._hosts.keys / f"{self._hosts.names[-1 - len(self._threads)]}.key")
+            leaving = threading.Event()
+            thread = threading.Thread(target=self._serve, args=(key, capacity, leaving))
+            self._threads.append((thread, leaving))
+            thread.start()
+
+    def placement(self, **more: Any) -> Any:
+        return self._hosts.placement(**more)
+
+    def leave(self, host: int) -> None:
+        thread, leaving = self._threads[host]
+        leaving.set()
+        thread.join(60.0)
+        assert not thread.is_alive()
+
+    def end(self) -> None:
+        for host in range(len(self._threads)):
+            self.leave(host)
+
+    def _serve(self, key: Any, capacity: int, leaving: threading.Event) -> None:
+        code = serve(
+            self._hosts.address,
+            key,
+            capacity,
+            patience_s=60.0,
+            tell=lambda words: None,
+            is_leaving=leaving.is_set,
+        )
+        self.exit_codes.append(code)
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:
