@@ -120,7 +120,13 @@ INFOS: dict[str, Callable[[int, int], Any]] = {
     "floats and booleans": lambda env_id, step: {"x": 0.5 * step, "y": step > 2},
     "none": lambda env_id, step: {"x": None},
     "text": lambda env_id, step: {"x": f"{env_id} {step} ö"},
-    "scalars": lambda env_id, step: {"a": np.float32(step), "b": np.int8(1), "c": np.bool_(1), "d": np.float16(2)},
+    "scalars": lambda env_id, step: {
+        "a": np.float32(step),
+        "b": np.int8(1),
+        "c": np.bool_(1),
+        "d": np.float16(2),
+        "e": np.float64(0.5),
+    },
     "arrays": lambda env_id, step: {"x": np.full((2, 2), step, np.int16), "y": np.array(step)},
     "nested": lambda env_id, step: {"x": {"y": {"z": step, "s": "a"}}, "e": {}},
     "some": lambda env_id, step: {"x": 1} if env_id == step % 3 else {},
@@ -371,3 +377,34 @@ class Failing(gym.Env[Any, Any]):
 
     def fail(self) -> None:
         raise getattr(__import__("builtins"), self.kind)(*self.args)
+
+
+class Echo(gym.Env[Any, Any]):
+    """Ledger that also observes its last action and its level, and raises an exception at action 3.
+
+    It is like ``parenv.testing.LedgerEnv``, and another interpreter makes it without the import of parenv.
+    """
+
+    level = 0
+
+    def __init__(self, env_id: int = 0) -> None:
+        self.observation_space = spaces.Box(-1, 1 << 40, (5,), np.int64)
+        self.action_space = spaces.Discrete(4)
+        self._row = np.array([env_id, -1, 0, -1, 0], np.int64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._row[1:] = self._row[1] + 1, 0, -1, self.level
+        return self._row.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        if action == 3:
+            raise ValueError("the motor is hot")
+        self._row[2:] = self._row[2] + 1, action, self.level
+        env_id, episode, step, *_ = self._row.tolist()
+        ended = step >= 1 + (env_id * 5 + episode * 3) % 7
+        terminated = ended and episode % 2 == 0
+        return self._row.copy(), float(env_id + 10 * episode + step), terminated, ended and not terminated, {}
+
+    def pid(self) -> int:
+        return os.getpid()

@@ -40,6 +40,10 @@ CANNOT: dict[str, dict[str, str]] = {
     },
     "functions": {ELSEWHERE: "functions and classes of this interpreter cannot be sent to another one"},
     "all spaces": {ELSEWHERE: "only spaces of a fixed size are described to this interpreter"},
+    "custom spaces": {
+        ELSEWHERE: "the class of a space in another interpreter is not known here",
+        HOSTS: "this process makes no environment of a host, so it has only the description of its spaces",
+    },
     "large messages": {HOSTS: "a message of a host has at most max_message_bytes"},
     "shared memory": {HOSTS: "rows are copied from messages"},
 }

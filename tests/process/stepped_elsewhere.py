@@ -129,27 +129,6 @@ class Returning(Ledger):
         return self._observation(), self.returned[0], self.returned[1], False, {}
 
 
-class Keeping(Ledger):
-    """Ledger that keeps its info and its reward, and clears them in a reset."""
-
-    def __init__(self):
-        Ledger.__init__(self, 2)
-        self.info, self.reward = {"sums": np.zeros(1), "deep": {"steps": []}}, np.zeros(())
-
-    def reset(self, seed=None, options=None):
-        found = Ledger.reset(self, seed)
-        self.info["sums"][:], self.reward[...] = 0, 0
-        self.info["deep"]["steps"].clear()
-        return found
-
-    def step(self, action):
-        self.t += 1
-        self.info["sums"] += 1
-        self.reward += 1
-        self.info["deep"]["steps"].append(self.t)
-        return self._observation(), self.reward, self.t == self.length, False, self.info
-
-
 class Debugged(Ledger):
     """Ledger whose steps start a debugger."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import pytest
 from comparison import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import ConfigurationError, ParallelVectorEnv, RayPlacement, SubEnvironmentError, WorkerDiedError
+from parenv import ConfigurationError, ParallelVectorEnv, RayPlacement, WorkerDiedError
 from parenv.envs.step_cost import StepCost, native_package
 from parenv.vector.choice import Measured
 from parenv.vector.first_worker import FirstWorker
@@ -80,32 +79,6 @@ def test_the_caller_steps_the_last_rows_and_workers_the_others() -> None:
         assert envs.call("where") == tuple(pids)
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_send_and_recv_of_half_batches_skip_no_step_of_any_sub_environment(mode: AutoresetMode) -> None:
-    with with_caller(pid_envs(), autoreset_mode=mode, batch_size=3) as envs:
-        envs.reset(seed=0)
-        envs.send(np.ones(N, np.int64))
-        steps: dict[int, list[float]] = {i: [] for i in range(N)}
-        for _ in range(20):
-            observations, _, terminated, _, infos = envs.recv()
-            ids = infos["env_id"]
-            for env_id, observation in zip(ids.tolist(), observations, strict=True):
-                assert observation[0] == env_id
-                steps[env_id].append(observation[1])
-            if mode is AutoresetMode.DISABLED and terminated.any():
-                while envs._session.under_way:
-                    envs.recv(batch_size=1)
-                envs.reset()
-                ids, steps = np.arange(N), {i: [] for i in range(N)}
-            envs.send(np.ones(len(ids), np.int64), ids)
-    for env_id, seen in steps.items():
-        last = 4 + env_id
-        for before, after in itertools.pairwise(seen):
-            ends = before == last if mode is AutoresetMode.NEXT_STEP else before == last - 1
-            wanted = 0 if ends and mode is not AutoresetMode.DISABLED else before + 1
-            assert after == wanted, (env_id, seen)
-
-
 def test_actions_sent_by_message_reach_the_caller_and_workers() -> None:
     class Texts(PidEnv):
         def __init__(self, i: int) -> None:
@@ -120,32 +93,6 @@ def test_actions_sent_by_message_reach_the_caller_and_workers() -> None:
         envs.reset(seed=0)
         observations = envs.step(tuple("x" * (i % 3 + 1) for i in range(N)))[0]
         assert observations[:, 1].tolist() == [i % 3 + 1 for i in range(N)]
-
-
-@pytest.mark.parametrize("raising", [(0,), (5,), (0, 5)], ids=str)
-def test_exceptions_of_caller_and_workers_are_raised_and_the_vector_env_stays_usable(raising: tuple[int, ...]) -> None:
-    with with_caller(pid_envs(*raising)) as envs:
-        envs.reset(seed=0)
-        with pytest.raises(LookupError, match=f"at {raising[0]}") as caught:
-            envs.step(np.full(N, 2))
-        cause = caught.value.__cause__
-        several = cause.exceptions if isinstance(cause, ExceptionGroup) else [caught.value]
-        places = [error.__cause__ for error in several]
-        assert [place.env_id for place in places if isinstance(place, SubEnvironmentError)] == list(raising)
-        with pytest.raises(LookupError, match=f"called {raising[0]}") as called:
-            envs.call("fail")
-        group = called.value.__cause__
-        assert (len(group.exceptions) if isinstance(group, ExceptionGroup) else 1) == len(raising)
-        envs.reset(seed=1)
-        assert envs.step(np.ones(N, np.int64))[1].tolist() == [1.0] * N
-
-
-def test_exceptions_of_different_types_in_caller_and_workers_are_one_group() -> None:
-    with with_caller(pid_envs(0, 5, kinds=lambda i: ValueError if i else LookupError)) as envs:
-        envs.reset(seed=0)
-        with pytest.raises(ExceptionGroup) as caught:
-            envs.call("fail")
-        assert {type(error) for error in caught.value.exceptions} == {ValueError, LookupError}
 
 
 def test_the_death_of_a_worker_is_an_error_and_closes_the_vector_env() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,10 +16,9 @@ import pytest
 import torch
 from comparison import assert_same
 from gymnasium import spaces
-from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, ParallelVectorEnv, SubEnvironmentError
+from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, ParallelVectorEnv
 
 REGISTERS = """
 import gymnasium
@@ -237,56 +235,6 @@ def test_minigrid_is_stepped_like_in_sync_vector_env(name: str) -> None:
     assert rollout.truncated.sum() == 4
 
 
-class Failing(gym.Env[Any, Any]):
-    """Environment that raises an exception in steps, calls, and resets with options."""
-
-    observation_space = action_space = spaces.Discrete(2)
-
-    def __init__(self, error: Any) -> None:
-        self.error = error
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        if options:
-            self.fail()
-        return 0, {}
-
-    def step(self, action: Any) -> Any:
-        self.fail()
-
-    def fail(self) -> None:
-        # Raise a new exception each time, because its traceback keeps frames of this process and their objects alive.
-        raise type(self.error)(*self.error.args)
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("error", [KeyError("gone"), AttributeError("none"), OSError(2, "none")])
-def test_an_exception_of_all_sub_environments_keeps_its_type(error: Exception, num_workers: int) -> None:
-    with contextlib.closing(ParallelVectorEnv([lambda: Failing(error)] * 4, num_workers=num_workers)) as envs:
-        envs.reset()
-        for act in (
-            lambda: envs.step(np.zeros(4, int)),
-            lambda: envs.reset(options={"fail": True}),
-            lambda: envs.call("fail"),
-        ):
-            with pytest.raises(type(error), match=re.escape(str(error.args[-1]))) as caught:
-                act()
-            group = caught.value.__cause__
-            assert isinstance(group, ExceptionGroup)
-            assert [type(one.__cause__) for one in group.exceptions] == [SubEnvironmentError] * 4
-        with pytest.raises(AttributeError, match="nope"):
-            envs.get_attr("nope")
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_exceptions_of_several_types_are_raised_as_a_group(num_workers: int) -> None:
-    env_fns = [lambda: Failing(KeyError("a")), lambda: Failing(ValueError("b"))]
-    with contextlib.closing(ParallelVectorEnv(env_fns, num_workers=num_workers)) as envs:
-        with pytest.raises(ExceptionGroup) as caught:
-            envs.call("fail")
-        assert [type(error) for error in caught.value.exceptions] == [KeyError, ValueError]
-
-
 class Side(enum.IntEnum):
     LEFT = 0
     RIGHT = 1
@@ -381,23 +329,6 @@ def test_without_workers_an_info_may_be_any_object() -> None:
     with contextlib.closing(ParallelVectorEnv(OPAQUE_INFO_ENVS, num_workers=0, strict_infos=True)) as envs:
         envs.reset()
         assert type(envs.step(np.zeros(64, int))[4]["at"]["secret"][63]) is object
-
-
-def test_recv_returns_the_requested_number_of_rows() -> None:
-    with contextlib.closing(ParallelVectorEnv(["CartPole-v1"] * 4, num_workers=2, batch_size=2)) as envs:
-        envs.reset(seed=1)
-        envs.send(np.zeros(4, int))
-        assert len(envs.recv(batch_size=3)[1]) == 3
-        assert len(envs.recv(batch_size=1)[4]["env_id"]) == 1
-        envs.send(np.zeros(4, int))
-        assert [len(envs.recv()[1]) for _ in range(2)] == [2, 2]
-        envs.send(np.zeros(2, int), [0, 1])
-        with pytest.raises(NoAsyncCallError, match=r"recv\(\) must return 3 rows, but only 2 are requested"):
-            envs.recv(batch_size=3)
-        for wrong in (0, 1.5):
-            with pytest.raises(ConfigurationError, match="batch_size must be an integer of at least 1"):
-                envs.recv(batch_size=wrong)
-        envs.recv()
 
 
 def test_without_workers_the_sub_environments_are_accessible() -> None:

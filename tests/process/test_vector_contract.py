@@ -158,7 +158,7 @@ def test_without_workers_the_spaces_are_those_of_the_environments() -> None:
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.needs("all spaces")
+@pytest.mark.needs("custom spaces")
 @pytest.mark.parametrize("name", CUSTOM)
 def test_a_custom_space_has_its_class_and_is_sampled_as_by_sync_vector_env(name: str, place: Place) -> None:
     makers = talkers(observed=name, acted=name)

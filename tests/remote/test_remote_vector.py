@@ -7,7 +7,6 @@ separate processes.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -31,9 +30,7 @@ from worker_hosts import NearHosts
 
 import parenv
 from parenv import ConfigurationError, HostLostError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
-from parenv.errors import NotDataError
 from parenv.testing import LedgerEnv
-from parenv.testing.ledger import episode_length, ledger_reward
 
 MODES = list(AutoresetMode)
 CLOCK = ("t",)
@@ -128,10 +125,6 @@ def actions_for(*env_ids: int, num_envs: int = N) -> Any:
     return actions
 
 
-def fail() -> None:
-    raise ValueError("broken on purpose")
-
-
 def hang() -> None:
     threading.Event().wait()
 
@@ -178,81 +171,6 @@ def test_results_are_identical_to_sync_vector_env(
                 options = {"reset_mask": (draw.random(N) < 0.5) | (np.arange(N) == 0)}
     near.end()
     assert near.exit_codes == [0, 0]
-
-
-def test_send_and_recv_give_every_row_once_and_in_its_order(near: NearHosts) -> None:
-    near.start(2)
-    envs = ParallelVectorEnv(triggered(), num_workers=3, batch_size=2, placement=near.placement(num_local=1))
-    with contextlib.closing(envs):
-        last = envs.reset()[0].tolist()
-        envs.send(actions_for())
-        for _ in range(200):
-            observations, rewards, terminated, truncated, infos = envs.recv()
-            for row, env_id in enumerate(infos["env_id"].tolist()):
-                _, episode, step = last[env_id]
-                ended = step >= episode_length(env_id, episode, 7) and step > 0
-                last[env_id] = [env_id, episode + 1, 0] if ended else [env_id, episode, step + 1]
-                assert observations[row].tolist() == last[env_id]
-                assert rewards[row] == (0.0 if ended else ledger_reward(*last[env_id]))
-                at_end = not ended and step + 1 >= episode_length(env_id, episode, 7)
-                assert terminated[row] | truncated[row] == at_end
-            envs.send(np.zeros(2, np.int64), infos["env_id"])
-
-
-@pytest.mark.more
-def test_questions_exceptions_and_late_replies(near: NearHosts) -> None:
-    near.start(2)
-    envs = ParallelVectorEnv(triggered(fail), num_workers=3, placement=near.placement(num_local=1))
-    with contextlib.closing(envs):
-        envs.reset(seed=1)
-        envs.set_attr("label", list("abcde"))
-        assert envs.get_attr("label") == tuple("abcde")
-        assert envs.call("add", 10, other=5) == (15, 16, 17, 18, 19)
-        assert [int(frame[0, 0, 0]) for frame in envs.render()] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
-        with pytest.raises(ValueError, match="broken on purpose") as raised:
-            envs.step(actions_for(3))
-        assert "env_id 3" in str(raised.value.__cause__)
-        assert envs.step(actions_for())[0][3].tolist() == [3, 0, 1]
-        envs.call_async("wait")
-        with pytest.raises(multiprocessing.TimeoutError):
-            envs.call_wait(timeout=0.1)
-        assert envs.call("add", 1) == (1, 2, 3, 4, 5)
-
-
-def test_an_info_that_cannot_be_sent_is_an_error_of_its_sub_environment_and_the_host_stays(near: NearHosts) -> None:
-    class Odd(LedgerEnv):
-        def step(self, action: Any) -> Any:
-            return (*super().step(action)[:4], {"a": object()} if action else {})
-
-    near.start(1)
-    envs = ParallelVectorEnv(
-        [lambda: Odd(0), lambda: Odd(1)], num_workers=1, placement=near.placement(), strict_infos=True
-    )
-    with contextlib.closing(envs):
-        envs.reset()
-        with pytest.raises(NotDataError, match="object") as raised:
-            envs.step(actions_for(1, num_envs=2))
-        assert "(env_id 1)" in str(raised.value)
-        assert envs.step(actions_for(num_envs=2))[0].tolist() == [[0, 1, 0], [1, 0, 2]]
-        assert workers_of(envs).placement.traffic().refused == {}
-
-
-def slowly() -> None:
-    time.sleep(0.4)
-
-
-def test_a_step_that_was_too_late_does_not_reach_the_next_one(near: NearHosts) -> None:
-    near.start(2)
-    envs = ParallelVectorEnv(triggered(slowly), num_workers=2, placement=near.placement())
-    with contextlib.closing(envs):
-        envs.reset()
-        envs.step_async(actions_for(4))
-        with pytest.raises(multiprocessing.TimeoutError):
-            envs.step_wait(timeout=0.05)
-        observations, rewards, *_ = envs.step(actions_for())
-        # Sub-environment 0 has episodes of one step, so this step has reset it.
-        assert observations.tolist() == [[0, 1, 0], *([i, 0, 2] for i in range(1, N))]
-        assert rewards.tolist() == [0.0, *(ledger_reward(i, 0, 2) for i in range(1, N))]
 
 
 def test_a_worker_that_dies_is_an_error_and_closes_the_env_and_its_hosts(near: NearHosts) -> None:
@@ -463,28 +381,6 @@ def test_large_rows_arrive_complete(near: NearHosts) -> None:
         for _ in range(5):
             actions = np.zeros(3, np.int64)
             assert_same(envs.step(actions), reference.step(actions))
-
-
-def test_the_keys_of_dict_spaces_may_have_another_order_on_each_host(near: NearHosts) -> None:
-    class Keyed(LedgerEnv):
-        def __init__(self, keys: str) -> None:
-            super().__init__(0)
-            bounds = {"a": (0, 1), "b": (5, 6)}
-            self.observation_space = spaces.Dict([(key, spaces.Box(*bounds[key], (1,))) for key in keys])
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            self.observation_space.seed(seed)
-            return self.observation_space.sample(), {}
-
-        def step(self, action: Any) -> Any:
-            return self.observation_space.sample(), *super().step(action)[1:]
-
-    factories = [lambda keys=keys: Keyed(keys) for keys in ("ab", "ba")]
-    near.start(1, 1)
-    envs = ParallelVectorEnv(factories, num_workers=2, placement=near.placement(), observation_mode="different")
-    with contextlib.closing(envs), contextlib.closing(SyncVectorEnv(factories, observation_mode="different")) as sync:
-        assert_same(envs.reset(seed=3), sync.reset(seed=3))
-        assert_same(envs.step(np.zeros(2, np.int64)), sync.step(np.zeros(2, np.int64)))
 
 
 def test_invalid_arguments_are_refused_before_the_driver_listens(hosts: Any) -> None:
