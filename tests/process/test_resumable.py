@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from cartpole_training import LENGTH, NUM_ENVS, Agent, digest, make, train
+from crashes import status_of
 from inside import pid_of
 from policies import lean, zeros
 from scripted_agents import act, named_pool, opponents
@@ -71,20 +71,6 @@ def send_at(update: int, *signals: int) -> Callable[[int, Any], None]:
                 os.kill(os.getpid(), signum)
 
     return send
-
-
-def status_of(act: Callable[[], object]) -> int:
-    """Call a function in a forked process. Return its exit status, or minus the number of the signal that killed it."""
-    if not (pid := os.fork()):
-        try:
-            act()
-            os._exit(0)
-        except SystemExit as error:
-            os._exit(int(error.code or 0))
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-        os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -323,24 +309,6 @@ def test_a_signal_after_the_last_step_saves_and_exits(tmp_path: Path) -> None:
         assert counts == {"updates": 3}
 
 
-def test_a_checkpoint_that_is_cut_off_is_not_taken_for_one(tmp_path: Path) -> None:
-    counts = {"updates": 0}
-
-    def cut_off() -> None:
-        with resumable(tmp_path, state={"counts": counts}, every_s=1e-9) as run:
-            counts["updates"] = 1
-            run.step()
-            counts["updates"] = 2
-            os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # fsync comes before the rename.
-            run.step()
-
-    assert status_of(cut_off) == -signal.SIGKILL
-    assert len(list(tmp_path.glob(".step-000000000002.ckpt.*"))) == 1
-    with resumable(tmp_path, state={"counts": counts}) as run:
-        assert (run.steps, counts) == (1, {"updates": 1})
-        assert list(tmp_path.glob(".step-*")) == []
-
-
 def test_a_finished_run_ends_at_once_and_continues_with_a_later_stop(tmp_path: Path) -> None:
     def steps_until(updates: int) -> int:
         seen: list[int] = []
@@ -517,29 +485,6 @@ def test_a_damaged_checkpoint_is_skipped_and_kept_beside(tmp_path: Path, caplog:
             resumable(tmp_path, state={"counts": counts}),
         ):
             pass
-
-
-def test_a_full_disk_is_an_error_that_leaves_earlier_checkpoints(tmp_path: Path) -> None:
-    values: dict[str, Any] = {}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill() -> None:
-        with resumable(tmp_path, state={"values": values}, every_s=1e-9) as run:
-            run.step()
-            values["large"] = np.zeros(100_000)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-            run.step()
-
-    try:
-        with pytest.raises(OSError, match="so the checkpoint was not written, and an older file is unchanged"):
-            fill()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "lock", "step-000000000000.ckpt", "step-000000000001.ckpt"
-    ]  # fmt: skip
-    with resumable(tmp_path, state={"values": values}) as run:
-        assert (run.steps, values) == (1, {})
 
 
 def test_all_random_states_are_restored(tmp_path: Path) -> None:

@@ -311,17 +311,6 @@ def test_threads_that_save_to_one_file_do_not_disturb_each_other(tmp_path: Path)
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_checkpoint_and_then_its_folder_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, synced = tmp_path / "file", []
-
-    def sync(descriptor: int) -> None:
-        synced.append((os.fstat(descriptor).st_ino, path.exists()))
-
-    monkeypatch.setattr(os, "fsync", sync)
-    save_checkpoint(path, {"weights": 1.0})
-    assert synced == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
-
-
 def test_the_error_for_a_checkpoint_that_cannot_be_written_names_it(tmp_path: Path) -> None:
     path = tmp_path / "directory"
     path.mkdir()

@@ -1,4 +1,4 @@
-"""Check the parts of an evaluation that need no worker: its queue, results file, statistics and digests."""
+"""Check the parts of an evaluation that need no worker: its results file, statistics and digests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from parenv.envs.seeding import task_episode_seed
 from parenv.evaluation.identity import identity_of
 from parenv.evaluation.policies import loaded
 from parenv.evaluation.progress import ProgressLine
-from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
 from parenv.evaluation.results import ResultsFile, read
 from parenv.experience.episode_figures import student_t
 
@@ -39,66 +38,9 @@ ABOUT = {"policy": "0123", "tasks": {"a": "4567"}, "seed": 0}
 SCALE = 3
 
 
-def episodes_of(*tasks: str, count: int) -> list[QueuedEpisode]:
-    return [QueuedEpisode(task, index) for task in tasks for index in range(count)]
-
-
 def played(task: str, index: int, episode_return: float = 1.0, **more: Any) -> EvaluatedEpisode:
     given = {"length": 5, "success": None, "ended_by": "terminated", "seconds": 0.5, **more}
     return EvaluatedEpisode(task, index, 7, episode_return, **given)
-
-
-def test_the_first_episode_of_every_task_comes_first() -> None:
-    queue = EpisodeQueue(episodes_of("a", "b", "c", count=3), 1, retries=0)
-    assert [queue.next(0, "a") for _ in range(5)] == [
-        QueuedEpisode("a", 0),
-        QueuedEpisode("b", 0),
-        QueuedEpisode("c", 0),
-        QueuedEpisode("a", 1),
-        QueuedEpisode("a", 2),
-    ]
-    assert [queue.next(0, "b"), queue.next(0, "a"), queue.next(0, "a"), queue.next(0, None), queue.next(0, "a")] == [
-        QueuedEpisode("b", 1),
-        QueuedEpisode("c", 1),
-        QueuedEpisode("b", 2),
-        QueuedEpisode("c", 2),
-        None,
-    ]
-
-
-def test_every_episode_is_finished_once_even_if_some_are_lost_and_retried() -> None:
-    generator = np.random.default_rng(0)
-    queue = EpisodeQueue(episodes_of("a", "b", count=20), 3, retries=3)
-    out: list[QueuedEpisode] = []
-    finished: list[QueuedEpisode] = []
-    while not queue.is_over:
-        row = int(generator.integers(3))
-        episode = queue.next(row, str(generator.choice(["a", "b"])))
-        if episode is not None:
-            assert episode.row(3) == row
-            out.append(episode)
-        if not out:
-            continue
-        one = out.pop(int(generator.integers(len(out))))
-        if generator.random() < 0.3:
-            if not queue.lost(one, blamed=True):
-                finished.append(one)
-        else:
-            queue.finished(one)
-            finished.append(one)
-    assert sorted(finished, key=str) == sorted(episodes_of("a", "b", count=20), key=str)
-    assert [queue.next(row, None) for row in range(3)] == [None] * 3
-
-
-def test_only_blamed_losses_count_as_retries() -> None:
-    queue = EpisodeQueue(episodes_of("a", count=1), 1, retries=2)
-    (episode,) = episodes_of("a", count=1)
-    for blamed in (True, False, False, True):
-        assert queue.next(0, None) == episode
-        assert queue.lost(episode, blamed)
-    assert queue.next(0, None) == episode
-    assert not queue.lost(episode, blamed=True)
-    assert queue.is_over
 
 
 def test_episode_seeds_are_unique_and_depend_on_seed_task_and_index() -> None:
