@@ -13,7 +13,7 @@ from scripts import printed_by
 
 PACKAGE = Path(__file__).parent.parent / "parenv"
 LAYERS = [
-    {"errors", "argument_checks", "libraries", "options", "version"},
+    {"errors", "argument_checks", "libraries", "options", "platform", "version"},
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},
@@ -103,13 +103,50 @@ def test_operating_system_modules_are_imported_only_by_allowed_packages() -> Non
             # of the main process, without which its managers do not answer them.
             "multiprocessing": path == PACKAGE / "vector" / "vector_session.py" or package == "process",
             "subprocess": package == "process",
-            "socket": package in {"process", "transport"} or "net" in path.parts,
+            "socket": package in {"platform", "process", "transport"} or "net" in path.parts,
             "threading": package not in PURE_PACKAGES,
             "selectors": package not in PURE_PACKAGES,
             "signal": package not in PURE_PACKAGES - {"errors"},
         }
         assert [name for name in names if not allowed.get(name, True)] == [], path
         assert "os.fork" not in path.read_text() or package == "process", path
+
+
+OF_ONE_SYSTEM = {
+    *("fcntl", "resource", "CDLL", "prctl", "syscall", "memfd_create", "posix_fallocate", "sched_getaffinity"),
+    *("sched_setaffinity", "eventfd", "eventfd_read", "eventfd_write", "epoll", "waitid", "pidfd_open", "pipe2"),
+    *("register_at_fork", "F_SETPIPE_SZ", "RUSAGE_THREAD", "MSG_CMSG_CLOEXEC", "SO_PEERCRED", "IPC_FILTER_PID"),
+    "uname",
+}
+"""Names that Linux, macOS or Windows lacks."""
+OF_ONE_SYSTEM_ON_PURPOSE = {
+    "memory/device_memory.py: CDLL": "the library of CUDA, which is the same on all systems",
+    "process/served_envs.py: /proc": "it runs in Python 3.6, and must not import parenv",
+    "process/served_envs.py: resource": "it runs in Python 3.6, and must not import parenv",
+    "transport/zeromq.py: IPC_FILTER_PID": "an option of ZeroMQ, set only if the addresses of the system need it",
+}
+
+
+def test_only_the_platform_uses_what_one_system_lacks() -> None:
+    found = {
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in MODULES
+        if package_of(path) != "platform"
+        for name in names_of_one_system(path)
+    }
+    assert found == OF_ONE_SYSTEM_ON_PURPOSE.keys()
+
+
+def names_of_one_system(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in OF_ONE_SYSTEM)
+        if isinstance(node, ast.ImportFrom):
+            yield from ({str(node.module), *(alias.name for alias in node.names)} & OF_ONE_SYSTEM)
+        if isinstance(node, ast.Attribute) and node.attr in OF_ONE_SYSTEM:
+            yield node.attr
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from (root for root in ("/proc", "/sys", "ipc://@") if node.value.startswith(root))
 
 
 def test_torch_is_imported_lazily() -> None:

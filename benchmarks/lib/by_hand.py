@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.process.fork_server import die_with_parent
+from parenv.platform.linux import end_with_leader
 
 OBSERVATION = 4
 
@@ -171,7 +171,7 @@ def _forked(run: Callable[[], None]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            die_with_parent(parent)
+            end_with_leader(parent, [])
             run()
         finally:
             os._exit(0)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from parenv.libraries import installed_version
+from parenv.platform import system
 from parenv.process.cores import usable_cores
 
 LONGEST_ROLLOUT = 128
@@ -273,9 +273,4 @@ def load_warning(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    return system.processor_name() or platform.processor() or platform.machine()

@@ -6,14 +6,13 @@ import array
 import copy
 import importlib.machinery
 import itertools
-import resource
 import statistics
 import sys
 import time
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from parenv.process.processor_time import processor_time, running_threads
+from parenv.platform import system
 from parenv.process.throwaway import Report, Thrown, throw_away
 
 MEASURE_S, MAX_MEASURE_S = 0.025, 0.05
@@ -72,19 +71,19 @@ def _step(env: Any, report: Report) -> None:
     step, looks = env.step, 0
     queued_s = _queued_s()
     began = reported = now = time.perf_counter()
-    others = running_threads() - 1
+    others = system.running_threads() - 1
     report(array.array("d", (now, time.thread_time(), queued_s, 0.0, others)).tobytes())
     numbers, count = array.array("d"), 0
-    switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    switches = system.voluntary_switches()
     while now - began < MEASURE_S or count < _LEAST_STEPS:
         _, _, terminated, truncated, _ = step(actions[count % 64])
         if terminated or truncated:
             env.reset()
         now, used_s, count = time.perf_counter(), time.thread_time(), count + 1
-        if has_waited := (now_switches := resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw) > switches:
+        if has_waited := (now_switches := system.voluntary_switches()) > switches:
             switches = now_switches
         if has_waited or now - began > looks * MEASURE_S / _LOOKS:
-            queued_s, looks, others = _queued_s(), looks + 1, running_threads() - 1
+            queued_s, looks, others = _queued_s(), looks + 1, system.running_threads() - 1
         numbers.extend((now, used_s, queued_s, has_waited, others))
         # The parent needs what came before a step that does not end in time. A report per step would wake it too often.
         if now - reported > MEASURE_S / _LOOKS:
@@ -94,7 +93,7 @@ def _step(env: Any, report: Report) -> None:
 
 
 def _queued_s() -> float:
-    times = processor_time()
+    times = system.processor_time()
     return 0.0 if times is None else times.queued_s
 
 

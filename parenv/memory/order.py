@@ -10,7 +10,7 @@ needed if the reader waits for a message or a wake-up of the writer, because tho
 
 from __future__ import annotations
 
-import os
+import platform
 from _thread import allocate_lock
 
 
@@ -30,5 +30,6 @@ def full_fence() -> None:
     lock.acquire()
 
 
-if os.uname().machine != "x86_64":
+# Windows has another name for x86_64.
+if platform.machine() not in ("x86_64", "AMD64"):
     fence = full_fence

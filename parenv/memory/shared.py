@@ -1,13 +1,13 @@
-"""The one file that asks the operating system for shared memory: anonymous, and freed with its last holder."""
+"""Shared memory without a name, which is freed with its last holder."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import weakref
 
 from parenv.errors import embedded
+from parenv.platform import system
 
 
 class SharedMemory:
@@ -19,7 +19,7 @@ class SharedMemory:
     """
 
     def __init__(self, size: int = 0, fd: int | None = None) -> None:
-        self.fd = _anonymous_file() if fd is None else fd
+        self.fd = system.make_memory() if fd is None else fd
         self._close = weakref.finalize(self, os.close, self.fd)
         if size:
             os.ftruncate(self.fd, size)
@@ -40,10 +40,8 @@ class SharedMemory:
             MemoryError: Not enough memory is free.
         """
         # If the kernel finds no page for a write to the map, it ends the process with SIGBUS.
-        if not hasattr(os, "posix_fallocate"):
-            return
         try:
-            os.posix_fallocate(self.fd, offset, nbytes)
+            system.reserve(self.fd, offset, nbytes)
         except OSError as error:
             raise MemoryError(
                 f"{nbytes / 1e6:.0f} MB of shared memory cannot be reserved: {embedded(error)}. "
@@ -57,11 +55,3 @@ class SharedMemory:
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
         self._close()
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        # Without the flag, a program that an environment starts would inherit the descriptor and keep the memory.
-        return os.memfd_create("parenv", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

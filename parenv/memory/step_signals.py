@@ -33,7 +33,7 @@ class StepSignals:
     Attributes:
         wanted: int64: number of finished rows for which the main process waits.
         notified: uint8: whether a worker has notified the main process since it last looked at the rows.
-        sleeping: uint8: whether the main process may sleep, so that a worker that notifies it writes the eventfd.
+        sleeping: uint8: whether the main process may sleep, so that a worker that notifies it wakes it.
     """
 
     def __init__(self, buffer: Any) -> None:

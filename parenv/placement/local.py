@@ -216,7 +216,8 @@ class LocalPlacement(SteppingPlacement):
         arguments: dict[str, Any] = {"worker": worker.worker, "generation": worker.generation, "driver": os.getpid()}
         if self._has_script:
             arguments["settings"] = settings_of_script("torch" in launch.preload)
-        own = (self._socket.open(*worker), launch.memory_fd, self._job.fd, self._stack_pipe().descriptor)
+        listening = self._socket.open(*worker, self._open_launcher(launch).folder)
+        own = (listening, launch.memory_fd, self._job.fd, self._stack_pipe().descriptor)
         descriptors = own + launch.descriptors
         if (wake_up := self._wake_ups.get(worker)) is not None:
             descriptors += wake_up.inherited

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from parenv.crew.warning import Warner
 from parenv.crew.workers import Workers
+from parenv.platform import system
 from parenv.pool.dispatch import Dispatch, Scheduler
 from parenv.pool.pool_plan import Plan
 from parenv.pool.prefetch_choice import PrefetchChoice
 from parenv.pool.statistics import Counters
 from parenv.process.cores import usable_cores
-from parenv.process.processor_time import processor_time
 from parenv.vector.choice import MOST_WAITING_WORKERS
 from parenv.vector.second_look import LEAST_GAIN
 
@@ -99,7 +99,7 @@ class PoolSecondLook:
     def _times(self) -> Times | None:
         """Return the times so far, or ``None`` if the system does not count them."""
         found = self._counters.statistics()
-        times = [processor_time(self._workers.pid(worker)) for worker in range(len(self._workers.shares))]
+        times = [system.processor_time(self._workers.pid(worker)) for worker in range(len(self._workers.shares))]
         queued = [one.queued_s for one in times if one is not None]
         if len(queued) < len(times):
             return None

@@ -427,7 +427,7 @@ class Synchronization:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors for every worker: the wake-up that it notifies, and the two that wake it in turn."""
-        return tuple(wake_up.fileno() for wake_up in (self._answers, *self._wake_ups))
+        return (self._answers.notifying, *(wake_up.fileno() for wake_up in self._wake_ups))
 
     def asked(self, worker: int) -> int | None:
         """Return a value that changes with every answer of a worker, or ``None`` if no answer is due."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Collection, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from parenv.errors import ConfigurationError
 from parenv.options import Mode, Parallelism
+from parenv.platform import system
 
 
 def usable_cores() -> int:
     """Return the number of cores that CPU affinity and the container's CPU limit leave to this process, at least 1."""
-    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _container_limit())))
+    return max(1, math.ceil(min(len(system.usable_core_numbers()), system.core_limit())))
 
 
 def recommended_num_workers(
@@ -97,7 +98,7 @@ def own_cores(workers: int, threads: int = 1) -> CoreSets | None:
         workers: Number of workers.
         threads: Number of threads of each worker.
     """
-    nodes = [node for node in numa_nodes(os.sched_getaffinity(0)) if len(node) >= threads]
+    nodes = [node for node in system.numa_nodes(system.usable_core_numbers()) if len(node) >= threads]
     return core_sets(nodes, workers, this_learner())
 
 
@@ -123,68 +124,3 @@ def core_sets(nodes: Sequence[Sequence[int]], workers: int, learner: Learner = L
     of_cores = [tuple(node) for node in nodes for _ in node]
     first = rank % local * workers
     return tuple(of_cores[worker * len(of_cores) // total] for worker in range(first, first + workers))
-
-
-def numa_nodes(cores: Collection[int], folder: str = "/sys/devices/system/node") -> list[list[int]]:
-    """Return the given cores of each NUMA node that has some. An empty list if the system does not describe nodes."""
-    numbers = sorted(int(path.name.removeprefix("node")) for path in Path(folder).glob("node[0-9]*"))
-    nodes = [sorted(_cores_of(_text(f"{folder}/node{number}/cpulist")) & {*cores}) for number in numbers]
-    return [node for node in nodes if node]
-
-
-def _cores_of(text: str) -> set[int]:
-    """Return the cores of a list in the format of Linux.
-
-    >>> _cores_of("0-2,8")
-    {0, 1, 2, 8}
-    """
-    found = set[int]()
-    for part in text.strip().split(",") if text.strip() else ():
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
-
-
-def _container_limit() -> float:
-    """Return the lowest CPU limit of this process's control groups (v2 or v1), in cores, or infinity."""
-    groups = control_groups("", "/sys/fs/cgroup", "/sys/fs/cgroup/unified")
-    v2 = [limit for group in groups for limit in _limit(group, "cpu.max")]
-    groups = control_groups("cpu", "/sys/fs/cgroup/cpu")
-    v1 = [limit for group in groups for limit in _limit(group, "cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    return min(v2 or v1 or [math.inf])
-
-
-def control_groups(controller: str, *mounts: str, of: str = "/proc/self/cgroup") -> list[str]:
-    """Return folders that may hold the limits of this process's control group and of all groups above it.
-
-    A container may show its own group as the root, under the name that the group has outside.
-
-    Args:
-        controller: Name of the controller, such as ``"cpu"``; empty for version 2.
-        *mounts: Folders at which control groups are mounted.
-        of: File with the control groups of a process.
-    """
-    paths = {"/"}
-    for line in _text(of).splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controller in controllers.split(",") and path.startswith("/") and ".." not in path:
-            mine = PurePosixPath(path)
-            paths |= {str(group) for group in (mine, *mine.parents)}
-    return [mount + path.rstrip("/") for mount in mounts for path in paths]
-
-
-def _limit(group: str, *files: str) -> list[float]:
-    """Return the limit in cores, from the quota and the period in these files, or an empty list."""
-    try:
-        quota, period = " ".join(_text(f"{group}/{file}") for file in files).split()
-        return [math.inf if quota == "max" or int(quota) <= 0 else int(quota) / int(period)]
-    except ValueError:
-        return []
-
-
-def _text(path: str) -> str:
-    """Return the text of a file, or an empty text if it cannot be read."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
-import resource
 
-PER_WORKER = 3
+from parenv.platform import system
+
+PER_WORKER = 2 + system.DESCRIPTORS_OF_WAKE_UP
 """Descriptors per worker: its listening socket, the connection to it, and its wake-up."""
 FOR_ALL = 40
 """Descriptors for the pool itself, ZeroMQ, the start of a fork server, and the user's files."""
@@ -31,7 +33,7 @@ def make_room(num_workers: int) -> None:
     """
     needed = PER_WORKER * num_workers + FOR_ALL
     if (free := free_descriptors(needed)) < needed:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        hard = system.descriptor_limits()[1]
         raise OSError(
             errno.EMFILE,
             f"num_workers={num_workers} needs {needed} file descriptors, but this process may open only "
@@ -41,14 +43,12 @@ def make_room(num_workers: int) -> None:
 
 def free_descriptors(wanted: int) -> int:
     """Raise the soft limit as far as needed and allowed; return the number of descriptors that can be opened."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    if soft == resource.RLIM_INFINITY:
+    (soft, hard), used = system.descriptor_limits(), system.num_descriptors()
+    if soft == math.inf:
         return wanted
-    limit = used + wanted if hard == resource.RLIM_INFINITY else min(used + wanted, hard)
-    if limit > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return max(limit, soft) - used
+    if (limit := int(min(used + wanted, hard))) > soft:
+        system.raise_descriptor_limit(limit)
+    return max(limit, int(soft)) - used
 
 
 def check_free(count: int) -> None:

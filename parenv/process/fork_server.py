@@ -26,28 +26,25 @@ environment, or by its process group.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.process import current_process
-from pathlib import Path
 from typing import Any, NoReturn
 
+from parenv.platform import system
 from parenv.process.lines import Lines
-from parenv.process.processor_time import num_threads
 from parenv.process.script_names import replace_main
 
 WORKER_VARIABLE = "PARENV_WORKER_PID"
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_LIBC = ctypes.CDLL(None)
 
 
 class PoolGroup:
@@ -86,29 +83,27 @@ class ForkServer:
     Args:
         root: Socket whose other end only the main process has.
         preload: Modules to import before the first fork.
+        folder: Folder of the addresses of the main process, which is removed at the end; may be empty.
     """
 
-    def __init__(self, root: socket.socket, preload: list[str]) -> None:
+    def __init__(self, root: socket.socket, preload: list[str], folder: str) -> None:
         # The socket was inherited through an exec, and no other program needs it.
         root.set_inheritable(False)
-        self._root = Lines(root)
+        self._root, self._folder = Lines(root), folder
         self._sessions: list[PoolGroup] = []
         self._wakeup, self._wakeup_write = socket.socketpair()
         for end in (self._wakeup, self._wakeup_write):
             end.setblocking(False)
-        # A child may end between the last waitid and the next select. Its signal writes a byte that ends the select.
+        # A child may end between the last look and the next select. Its signal writes a byte that ends the select.
         # Python writes that byte only if the signal has a handler, so this one does nothing.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
         self._selector = selectors.DefaultSelector()
         self._watch(self._wakeup, self._reap)
         self._watch(root, self._accept)
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # A stopped process does not see the end of file. The kernel also sends SIGCONT when only the thread ends that
-        # started this process, which is harmless.
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+        self._lifeline = system.lead_workers()
         self._broken = _import_all(preload)
-        self._started_by_modules = _children()
+        self._started_by_modules = system.children(set())
 
     def run(self) -> NoReturn:
         """Serve until the main process ends."""
@@ -180,6 +175,7 @@ class ForkServer:
         try:
             pid = os.fork()
             if pid == 0:
+                arguments["lifeline"] = self._lifeline[:1]
                 _run_child(lambda: self._become_child(parent, reported, report), session.shared, arguments, descriptors)
             # The child does the same. Either call comes before a signal to the group and before the first member.
             with contextlib.suppress(OSError):
@@ -198,7 +194,7 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-        die_with_parent(parent)
+        system.end_with_leader(parent, self._lifeline)
         # A socket reports the end of file only when its last copy is closed, and the child has copies.
         self._selector.close()
         for sock in (self._wakeup, self._wakeup_write, self._root.socket, *(s.lines.socket for s in self._sessions)):
@@ -211,14 +207,10 @@ class ForkServer:
         with contextlib.suppress(BlockingIOError):
             self._wakeup.recv(1 << 12)
         ended = []
-        while (pid := _ended_child()) is not None:
-            session = next((s for s in self._sessions if pid in s.children), None)
-            if session is not None:
-                # The group is killed before the worker is reaped, because the kernel may reuse the number afterwards.
-                _signal_group(pid, signal.SIGKILL)
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        while (reaped := system.reap(self._kill_group)) is not None:
+            pid, code = reaped
             self._started_by_modules.discard(pid)
-            if session is not None:
+            if (session := self._session_of(pid)) is not None:
                 ended.append((session, session.children.pop(pid), code))
         self._kill_orphans()
         for session, handle, code in ended:
@@ -226,10 +218,20 @@ class ForkServer:
             if session.lines.socket.fileno() < 0 and not session.children and session in self._sessions:
                 self._sessions.remove(session)
 
+    def _session_of(self, pid: int) -> PoolGroup | None:
+        return next((session for session in self._sessions if pid in session.children), None)
+
+    def _kill_group(self, pid: int) -> None:
+        if self._session_of(pid) is not None:
+            _signal_group(pid, signal.SIGKILL)
+
+    def _workers(self) -> set[int]:
+        return {pid for session in self._sessions for pid in session.children}
+
     def _kill_orphans(self) -> None:
         """Kill the processes that ended workers have left. Their own children become ours when they end."""
-        workers = {pid for session in self._sessions for pid in session.children}
-        for pid in _children() - workers - self._started_by_modules:
+        workers = self._workers()
+        for pid in system.children(workers) - workers - self._started_by_modules:
             if not workers & _owners(pid):
                 _kill(pid)
 
@@ -237,17 +239,10 @@ class ForkServer:
         for session in self._sessions:
             session.kill_all()
         # The children of a worker become children of this process before the worker can be reaped.
-        while sum(map(_kill, _children())):
+        while sum(map(_kill, system.children(self._workers()))):
             os.waitpid(-1, 0)
+        shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its single-threaded parent ends, however it ends."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The kernel sends no signal if the parent had ended before the call.
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _run_child(
@@ -270,10 +265,10 @@ def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descr
     """Replace this process by a fresh interpreter that runs the same entry point with the same descriptors."""
     common = {name: shared[name] for name in ("argv", "main", "directory", "entry", "authkey")}
     # Every user of the machine can read command lines, so the launch data is passed in memory.
-    memory = os.memfd_create("parenv launch")
+    memory = system.make_memory()
     os.write(memory, json.dumps([shared["sys_path"], common, arguments, descriptors]).encode())
     os.lseek(memory, 0, os.SEEK_SET)
-    for descriptor in (memory, *descriptors):
+    for descriptor in (memory, *descriptors, *arguments["lifeline"]):
         os.set_inheritable(descriptor, True)
     command = (
         f"import json, sys\nwith open({memory}) as file: sys.path[:], *launch = json.load(file)\n"
@@ -291,6 +286,8 @@ def run_entry(
     code = 1
     try:
         begin()
+        for descriptor in arguments.pop("lifeline"):
+            system.watch_leader(descriptor)
         sys.argv[:] = shared["argv"]
         replace_main(*shared["main"])
         # Managers of multiprocessing answer only processes that have the key of the main process.
@@ -317,9 +314,9 @@ def _import_all(modules: list[str]) -> str | None:
     threads = {}
     try:
         for module in modules:
-            before = num_threads()
+            before = system.num_threads()
             importlib.import_module(module)
-            threads[module] = num_threads() - before
+            threads[module] = system.num_threads() - before
     except Exception:
         return traceback.format_exc()
     finally:
@@ -340,28 +337,10 @@ def _threads_after_a_fork() -> int:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
-    threads = num_threads()
+    threads = system.num_threads()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return threads
-
-
-def _ended_child() -> int | None:
-    """Return a child that has ended and is not reaped yet, so its process group still belongs to it."""
-    try:
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    return None if ended is None else ended.si_pid
-
-
-def _children() -> set[int]:
-    """Return the children of this process. An adopted child may belong to any of its threads."""
-    found: set[int] = set()
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            found.update(map(int, (thread / "children").read_text().split()))
-    return found
 
 
 def _owners(pid: int) -> set[int]:
@@ -369,8 +348,7 @@ def _owners(pid: int) -> set[int]:
     prefix, owners = f"{WORKER_VARIABLE}=".encode(), set()
     with contextlib.suppress(OSError):
         owners.add(os.getpgid(pid))
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        owners.update(int(variable.removeprefix(prefix)) for variable in variables if variable.startswith(prefix))
+    owners.update(int(one.removeprefix(prefix)) for one in system.variables_of(pid) if one.startswith(prefix))
     return owners
 
 
@@ -387,6 +365,6 @@ def _signal_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
-def main(descriptor: int, preload: list[str]) -> NoReturn:
+def main(descriptor: int, preload: list[str], folder: str) -> NoReturn:
     """Entry point of the fork server process."""
-    ForkServer(socket.socket(fileno=descriptor), preload).run()
+    ForkServer(socket.socket(fileno=descriptor), preload, folder).run()

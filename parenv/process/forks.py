@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from parenv.platform import system
+
 
 class _Here:
     """The process id, without a system call in every step."""
@@ -15,7 +17,7 @@ def _after_fork_in_child() -> None:
     _Here.pid = os.getpid()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+system.after_fork_in_child(_after_fork_in_child)
 
 
 class Owner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.process import current_process
 from typing import Any, NamedTuple
 
+from parenv.platform import system
 from parenv.process.fork_server import WORKER_VARIABLE
 from parenv.process.lines import Lines
 from parenv.process.script_names import place_of_script
@@ -74,6 +76,8 @@ class Launcher:
         spec: Settings of the fork server.
 
     Attributes:
+        folder: Folder for the addresses of the processes; empty if addresses are not in a folder. The fork server
+            removes it after the end of this process.
         running: Handles of the processes that were launched and whose end has not been reported.
         lost: Whether the fork server has died. A new launcher starts a new fork server.
     """
@@ -82,6 +86,7 @@ class Launcher:
         self._spec = spec
         with _line() as (self._lines, theirs):
             self._fork_server = _open_session(spec, theirs)
+        self.folder = self._fork_server.folder
         self._shared: dict[str, Any] = {}
         self._pids: dict[int, int] = {}
         self.running: set[int] = set()
@@ -180,16 +185,18 @@ class _ForkServerProcess:
 
     Attributes:
         sessions: Number of open sessions.
+        folder: Folder for the addresses of workers, see :attr:`Launcher.folder`.
         end: Function that ends the fork server and all its workers.
     """
 
     def __init__(self, spec: ForkServerSpec) -> None:
         self.spec, self.owner, self.sessions = spec, os.getpid(), 0
+        self.folder = system.address_folder()
         preload = [] if spec.spawn else list(spec.preload)
         with _line() as (self._lines, theirs):
             command = (
                 f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; "
-                f"from parenv.process.fork_server import main; main({theirs.fileno()}, {preload!r})"
+                f"from parenv.process.fork_server import main; main({theirs.fileno()}, {preload!r}, {self.folder!r})"
             )
             self._process = subprocess.Popen(
                 [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-c", command],
@@ -198,9 +205,11 @@ class _ForkServerProcess:
                 env=_environment(spec),
                 start_new_session=True,
             )
-        self.end = weakref.finalize(self, _end_fork_server, self.owner, self._lines, self._process)
+        self.end = weakref.finalize(self, _end_fork_server, self.owner, self._lines, self._process, self.folder)
         # This is registered after the exit handler of weakref, so it is called before it.
         atexit.register(_refuse_sessions)
+        # The process is there first, so it removes the folder even if this process is killed now.
+        system.make_address_folder(self.folder)
 
     @property
     def alive(self) -> bool:
@@ -233,7 +242,7 @@ def _line() -> Iterator[tuple[Lines, socket.socket]]:
         raise
 
 
-def _end_fork_server(owner: int, lines: Lines, process: subprocess.Popen[bytes]) -> None:
+def _end_fork_server(owner: int, lines: Lines, process: subprocess.Popen[bytes], folder: str) -> None:
     """End a fork server, by the end of file on its root socket. At exit this runs after every pool has closed."""
     if owner != os.getpid():
         return
@@ -243,6 +252,7 @@ def _end_fork_server(owner: int, lines: Lines, process: subprocess.Popen[bytes])
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_sessions() -> None:
@@ -303,7 +313,7 @@ def _after_fork_in_child() -> None:
     _fork_servers_lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+system.after_fork_in_child(_after_fork_in_child)
 
 
 def thread_variables(threads: int) -> dict[str, str]:

@@ -9,6 +9,8 @@ import socket
 from collections import deque
 from typing import Any
 
+from parenv.platform import system
+
 MAX_DESCRIPTORS = 16
 _ROOM_FOR_DESCRIPTORS = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
@@ -59,14 +61,13 @@ class Lines:
     def receive(self) -> list[dict[str, Any]] | None:
         """Return the lines that have arrived, or ``None`` at the end of file."""
         try:
-            # recv_fds() ignores the close-on-exec flag. Without it a worker's children inherit its descriptors.
-            data, carried, _, _ = self.socket.recvmsg(1 << 16, _ROOM_FOR_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            data, carried, _, _ = self.socket.recvmsg(1 << 16, _ROOM_FOR_DESCRIPTORS, system.RECEIVE_FLAGS)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError:
             return None
         for _, _, numbers in carried:
-            self._descriptors += memoryview(numbers).cast("i")
+            self._descriptors += system.owned(memoryview(numbers).cast("i"))
         if not data:
             return None
         *complete, self._received = (self._received + data).split(b"\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import select
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from parenv.errors import ConfigurationError
+from parenv.platform import system
 from parenv.process import served_envs
 from parenv.process.fork_server import WORKER_VARIABLE
 from parenv.process.served_envs import Channel
@@ -65,7 +65,7 @@ class OtherPython(Channel):
         words = [command] if isinstance(command, str) else command
         self._words = [word.replace("{sockets}", folder) for word in words]
         self.look: Callable[[], object] = lambda: None
-        cell = os.memfd_create("parenv cell")
+        cell = system.make_memory()
         os.truncate(cell, 8)
         self.at = memoryview(mmap(cell, 8)).cast("q")
         self.at[0] = -1
@@ -172,9 +172,8 @@ _pipes: set[int] = set()
 
 def _pipe() -> tuple[int, int]:
     ends = os.pipe()
-    with contextlib.suppress(OSError):
-        # Images need more than the default of 64 KiB.
-        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    # Images need more than the default of 64 KiB.
+    system.enlarge_pipe(ends[1], PIPE_BYTES)
     return ends
 
 
@@ -196,4 +195,4 @@ def _end(owner: int, source: int, target: int, process: subprocess.Popen[bytes])
         process.wait()
 
 
-os.register_at_fork(after_in_child=lambda: _close(*_pipes))
+system.after_fork_in_child(lambda: _close(*_pipes))

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import select
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-STACK_SIGNAL = signal.SIGUSR1
-"""Signal that makes a worker write its stack to its pipe, even if native code holds the GIL."""
+from parenv.platform import system
+
+STACK_SIGNAL = system.STACK_SIGNAL
 STACK_TIMEOUT_S = 15.0
 """Seconds that a worker has to write its stack. The driver does not wait if it is stopped or ignores the signal."""
 PIPE_BYTES = 1 << 20
 """Size of the pipe, which holds the stacks of some hundred workers."""
+QUIET_S = 1.0
+"""Seconds without output after which a stack counts as whole, if the system does not tell whether more will come."""
 LOOK_S = 0.05
 """Seconds between two checks whether the worker is still writing."""
 
@@ -37,8 +38,7 @@ class StackPipe:
         # A scheduler may send the signal to every process of a job. No worker may wait then until its stack is read.
         for end in (self._read, self.descriptor):
             os.set_blocking(end, False)
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        system.enlarge_pipe(self.descriptor, PIPE_BYTES)
         self._poll = select.poll()
         self._poll.register(self._read, select.POLLIN)
 
@@ -49,12 +49,16 @@ class StackPipe:
 
     def read(self, pid: int, timeout_s: float = STACK_TIMEOUT_S) -> str:
         """Return the stack of a process after :data:`STACK_SIGNAL`, or the part that it writes in time."""
-        text, deadline = b"", time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        text, last = b"", time.monotonic()
+        deadline = last + timeout_s
+        while (now := time.monotonic()) < deadline:
             # This is checked before the pipe is read, so everything that the process wrote before the check is read.
-            done = is_stopped(pid) or ignores_stack_signal(pid) or (bool(text) and not is_handling(pid))
+            done = system.is_stopped(pid) or bool(system.has_signal(pid, "SigIgn", STACK_SIGNAL))
+            if text and not done:
+                is_writing = is_handling(pid)
+                done = now - last > QUIET_S if is_writing is None else not is_writing
             if self._poll.poll(0.0 if done else LOOK_S * 1000.0):
-                text += os.read(self._read, 1 << 16)
+                text, last = text + os.read(self._read, 1 << 16), time.monotonic()
             elif done:
                 break
         return text.decode(errors="replace")
@@ -100,7 +104,7 @@ def with_stack_of(pid: int | None) -> Iterator[None]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, STACK_SIGNAL)
         deadline = time.monotonic() + STACK_TIMEOUT_S / 3
-        while time.monotonic() < deadline and (_has_stack_signal(pid, "ShdPnd") or is_handling(pid)):
+        while time.monotonic() < deadline and (system.has_signal(pid, "ShdPnd", STACK_SIGNAL) or is_handling(pid)):
             time.sleep(LOOK_S / 10)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
 
@@ -121,33 +125,11 @@ def _handle_by(install: Any) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped or has ended, and so writes nothing."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return pid > 0
-    return state in "TtZX"
-
-
-def ignores_stack_signal(pid: int) -> bool:
-    """Return whether an environment has set ``SIG_IGN`` for :data:`STACK_SIGNAL`."""
-    return _has_stack_signal(pid, "SigIgn")
-
-
-def is_handling(pid: int) -> bool:
-    """Return whether a process is writing its stack.
+def is_handling(pid: int) -> bool | None:
+    """Return whether a process is writing its stack, or ``None`` if the system does not tell.
 
     A pause in the output does not mean the end, because the process may get no processor time on a busy machine. While
     a signal handler runs, the kernel blocks that signal in the main thread. Only the main thread counts, because
     threads of native libraries may block every signal all the time.
     """
-    return _has_stack_signal(pid, "SigBlk")
-
-
-def _has_stack_signal(pid: int, mask: str) -> bool:
-    try:
-        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    except OSError:
-        return False
-    return bool(int(lines[mask], 16) >> (STACK_SIGNAL - 1) & 1)
+    return system.has_signal(pid, "SigBlk", STACK_SIGNAL)

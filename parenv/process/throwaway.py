@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from parenv.process.processor_time import ProcessorTime, is_asleep, processor_time
+from parenv.platform import system
 
 Report = Callable[[bytes], object]
 _CHUNK = 1 << 16
@@ -27,7 +27,7 @@ class Thrown(NamedTuple):
 
     reported: bytes
     at: float
-    times: ProcessorTime | None
+    times: system.ProcessorTime | None
 
 
 def throw_away(work: Callable[[Report], object], limit_s: float) -> Thrown | None:
@@ -44,8 +44,10 @@ def throw_away(work: Callable[[Report], object], limit_s: float) -> Thrown | Non
         limit_s: Time limit in seconds.
 
     Returns:
-        What it has reported, or ``None`` if the system refuses another process.
+        What it has reported, or ``None`` if the system refuses another process or a fork is not safe.
     """
+    if not system.FORK_IS_SAFE:
+        return None
     reading, writing = os.pipe()
     try:
         with warnings.catch_warnings():
@@ -67,7 +69,7 @@ def throw_away(work: Callable[[Report], object], limit_s: float) -> Thrown | Non
             if poll.poll(left_s * 1e3):
                 reported += (data := os.read(reading, _CHUNK))
                 ended = not data
-        at, times = time.perf_counter(), processor_time(pid) if not ended and is_asleep(pid) else None
+        at, times = time.perf_counter(), system.processor_time(pid) if not ended and system.is_asleep(pid) else None
     finally:
         os.close(reading)
         os.kill(pid, signal.SIGKILL)

@@ -4,9 +4,10 @@ A wake-up carries no data. A process that is woken looks in shared memory for it
 none. So a needless wake-up is harmless. A process that notifies another one writes the reason first. Each
 wake-up is kept until the other process sleeps, so none is lost.
 
-The main process sleeps on an eventfd, because it waits for other descriptors too. The workers of a vector env sleep on
-one futex for 32 of them, so that a step of all costs the main process one system call for each 32. Each has its own
-bit, so a request to one wakes no other. On a machine without futexes each worker has an eventfd.
+The main process sleeps on a descriptor, because it waits for other descriptors too: an eventfd on Linux, a pipe
+elsewhere. The workers of a vector env sleep on one futex for 32 of them, so that a step of all costs the main process
+one system call for each 32. Each has its own bit, so a request to one wakes no other. On a machine without futexes each
+worker has a descriptor of its own.
 """
 
 from __future__ import annotations
@@ -20,37 +21,40 @@ from typing import Any, Protocol
 from parenv.memory.order import fence, full_fence
 from parenv.memory.rendezvous import Rendezvous
 from parenv.memory.step_signals import GROUP, StepSignals, changes_offset, told
-from parenv.process.futex import EVERYONE, Futex
+from parenv.platform import system
+from parenv.platform.futex import EVERYONE, Futex
 from parenv.process.spinning import Spinner
 
 _CHANGES_MASK = (1 << 32) - 1
 
 
 class WakeUp:
-    """An eventfd.
+    """A wake-up over descriptors: one at which a process waits, and one with which others notify it, often the same.
 
     Args:
-        descriptor: Descriptor of an eventfd that another process has made. Default: make one.
+        descriptor: Descriptor of a wake-up that another process has made. This process uses it only for its kind, to
+            wait or to notify. Default: make a wake-up.
 
     Attributes:
+        notifying: Descriptor for processes that notify.
         notify: Function that wakes the process that waits, or ends its next wait at once.
         take: Function that waits until it is notified. It returns at once if it was notified since its last return.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self._descriptor = os.eventfd(0) if descriptor is None else descriptor
-        self.notify: Callable[[], object] = partial(os.eventfd_write, self._descriptor, 1)
-        self.take: Callable[[], object] = partial(os.eventfd_read, self._descriptor)
-        self._close = weakref.finalize(self, os.close, self._descriptor)
+        self._waiting, self.notifying = system.make_wake_up() if descriptor is None else (descriptor, descriptor)
+        self.notify: Callable[[], object] = system.notifier(self.notifying)
+        self.take: Callable[[], object] = system.taker(self._waiting)
+        self._close = weakref.finalize(self, _close_all, {self._waiting, self.notifying})
         # An env that is still open at exit closes itself, and needs this descriptor for that.
         self._close.atexit = False
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable while a notification was not taken."""
-        return self._descriptor
+        """Return the descriptor at which a process waits, which is readable while a notification was not taken."""
+        return self._waiting
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent."""
+        """Close the descriptors. Idempotent."""
         self._close()
 
 
@@ -60,7 +64,7 @@ class WorkerWakeUp:
     Args:
         buffer: Shared memory of the vector env.
         worker: Index of the worker.
-        futex: Futex on which the worker sleeps, or ``None`` if it has an eventfd.
+        futex: Futex on which the worker sleeps, or ``None`` if it has a descriptor.
 
     Attributes:
         has_futex: Whether the worker sleeps on a futex.
@@ -69,14 +73,14 @@ class WorkerWakeUp:
     """
 
     notify: Callable[[], object]
-    _eventfd: WakeUp | None
+    _own: WakeUp | None
 
     def __init__(self, buffer: Any, worker: int, futex: Futex | None) -> None:
-        self._eventfd, self.has_futex = None, futex is not None
+        self._own, self.has_futex = None, futex is not None
         self.inherited: tuple[int, ...] = ()
         if futex is None:
-            self._eventfd = WakeUp()
-            self.inherited, self.notify = (self._eventfd.fileno(),), self._eventfd.notify
+            self._own = WakeUp()
+            self.inherited, self.notify = (self._own.fileno(),), self._own.notify
         else:
             self.notify = partial(_change, futex, _bit_of(worker))
         # The new process counts the messages to it from 0.
@@ -90,8 +94,8 @@ class WorkerWakeUp:
 
     def close(self) -> None:
         """Close the descriptor, if there is one. Idempotent."""
-        if self._eventfd is not None:
-            self._eventfd.close()
+        if self._own is not None:
+            self._own.close()
 
 
 class WakeUps:
@@ -99,17 +103,16 @@ class WakeUps:
 
     Args:
         buffer: Shared memory of the vector env.
-        futexes: Whether workers sleep on futexes. If not, each has an eventfd.
+        futexes: Whether workers sleep on futexes. If not, each has a descriptor of its own.
     """
 
     def __init__(self, buffer: Any, futexes: bool) -> None:
         self._buffer, self._has_futexes = buffer, futexes
         self._futexes: dict[int, Futex] = {}
 
-    def of(self, worker: int, eventfd: bool = False) -> WorkerWakeUp:
-        """Make the wake-up of the next process of a worker, with an eventfd in any case if ``eventfd`` is true."""
-        with_futex = self._has_futexes and not eventfd
-        return WorkerWakeUp(self._buffer, worker, self._futex_of(worker) if with_futex else None)
+    def of(self, worker: int) -> WorkerWakeUp:
+        """Make the wake-up of the next process of a worker."""
+        return WorkerWakeUp(self._buffer, worker, self._futex_of(worker) if self._has_futexes else None)
 
     def notify_all(self) -> None:
         """Notify all workers that sleep on futexes."""
@@ -162,7 +165,7 @@ class Answers:
 
     Args:
         buffer: Shared memory of the vector env.
-        wake_up: Eventfd on which the main process sleeps.
+        wake_up: Wake-up at which the main process sleeps.
     """
 
     def __init__(self, buffer: Any, wake_up: WakeUp) -> None:
@@ -197,7 +200,7 @@ def sleep(signals: StepSignals, poller: Poller, timeout_s: float) -> list[tuple[
 
     Args:
         signals: Shared numbers.
-        poller: Poller of the eventfd that workers notify, and of other descriptors.
+        poller: Poller of the descriptor that workers notify, and of other descriptors.
         timeout_s: Time limit in seconds.
 
     Returns:
@@ -210,6 +213,11 @@ def sleep(signals: StepSignals, poller: Poller, timeout_s: float) -> list[tuple[
         return poller.poll(0.0 if signals.notified[0] else timeout_s * 1000.0)
     finally:
         signals.sleeping[0] = 0
+
+
+def _close_all(descriptors: set[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _bit_of(worker: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from parenv.errors import ConfigurationError
+from parenv.platform import system
 
 _log = logging.getLogger("parenv")
 _LOCK = "lock"
@@ -62,7 +62,7 @@ def draft_folder(path: Path) -> Iterator[Path]:
         yield folder
     finally:
         _remove_content(folder)
-        unlock(descriptor)
+        system.unlock(descriptor)
         os.close(descriptor)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -147,21 +147,9 @@ def lock(descriptor: int, path: Path, use: str) -> bool:
 def _taken(descriptor: int) -> bool | None:
     """Try to take a lock, and return whether that was possible; ``None`` on a file system without locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return system.take_lock(descriptor)
     except OSError:
         return None
-    return True
-
-
-def unlock(descriptor: int) -> None:
-    """Remove the lock of a file.
-
-    Closing the file does not suffice, because a child that the user or native code has forked has the file too.
-    """
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _sync(path: Path) -> None:

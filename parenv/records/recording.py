@@ -23,10 +23,11 @@ from parenv.experience.agent_rollouts import AgentRollout, RolloutsByPolicy
 from parenv.experience.rollout import NAMED, TREES
 from parenv.libraries import installed_version
 from parenv.memory.trees import as_array, leaves_in
+from parenv.platform import system
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
 from parenv.pool.events import Called, Delivered, Event, Observer
-from parenv.process.whole_files import lock, make_folder_of, unlock
+from parenv.process.whole_files import lock, make_folder_of
 from parenv.protocol.data import pack
 from parenv.protocol.digests import SealedLines, new_digest, rows_of
 
@@ -90,7 +91,7 @@ class Recorder(Observer):
         """Close the file."""
         if self._file is None or self._file.closed:
             return
-        unlock(self._file.fileno())
+        system.unlock(self._file.fileno())
         # Each line was flushed when it was written. A line that failed has raised its error already.
         with contextlib.suppress(OSError):
             self._file.close()

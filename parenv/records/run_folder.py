@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.process.whole_files import lock, remove, unlock
+from parenv.platform import system
+from parenv.process.whole_files import lock, remove
 from parenv.records.checkpoint import load_checkpoint, save_checkpoint
 
 _log = logging.getLogger("parenv")
@@ -57,7 +59,7 @@ class RunFolder:
             )
         with contextlib.suppress(OSError):  # On a full disk, the lock holds without the words.
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+            os.pwrite(self._lock, f"pid {os.getpid()} on {platform.node()}\n".encode(), 0)
         # A process that was killed while it wrote a checkpoint leaves a draft. Version 0.2 left files.
         for draft in self.path.glob(_DRAFTS):
             remove(draft)
@@ -65,7 +67,7 @@ class RunFolder:
     def unlock(self) -> None:
         """End the use of the folder. Idempotent."""
         if self._lock is not None:
-            unlock(self._lock)
+            system.unlock(self._lock)
             self._close()
 
     def newest(self) -> Any:
@@ -121,4 +123,4 @@ def _after_fork_in_child() -> None:
         folder._close()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+system.after_fork_in_child(_after_fork_in_child)

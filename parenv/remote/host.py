@@ -282,7 +282,7 @@ class HostSession:
             preload=tuple(welcome.preload),
             environment=dict(welcome.environment),
             threads=welcome.threads,
-            descriptors=(self._rows.wake_up.fileno(),) if self._rows is not None else (),
+            descriptors=(self._rows.wake_up.notifying,) if self._rows is not None else (),
             spawn=bool(welcome.spawn),
             entry=welcome.entry,
         )

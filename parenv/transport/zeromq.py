@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from parenv.platform import system
 from parenv.transport.waiting import Polled
 
 Frames = Sequence[bytes | bytearray | memoryview]
@@ -51,23 +52,24 @@ class DriverSocket:
         self._opened = 0
         self._is_sending = self._is_receiving = False
 
-    def open(self, worker: int, generation: int) -> int:
+    def open(self, worker: int, generation: int, folder: str) -> int:
         """Connect to a new process of a worker, which may start later; return the descriptor of its listening socket.
 
         Messages that are sent before the process has started wait for it.
+
+        Args:
+            worker: Index of the worker.
+            generation: Generation of the process.
+            folder: Folder for the address, see :attr:`~parenv.process.launcher.Launcher.folder`.
 
         Raises:
             OSError: No descriptor is left.
         """
         self.drop(worker)
-        listening = socket.socket(socket.AF_UNIX)
-        # Linux chooses a free name that is not in the file system, of which nothing is left after any end.
-        listening.bind("")
-        listening.listen()
-        listening.setblocking(False)
+        listening, address = system.listen(folder)
         # ZeroMQ aborts the process if two connections have one routing id.
         self._opened += 1
-        peer = _Peer(generation, b"w%d" % self._opened, listening, f"ipc://@{listening.getsockname()[1:].decode()}")
+        peer = _Peer(generation, b"w%d" % self._opened, listening, address)
         self._peers[worker] = peer
         # With a routing id, the connection takes messages at once, and keeps them in order.
         self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, peer.routing_id)
@@ -80,6 +82,7 @@ class DriverSocket:
             # The socket disconnects first. Until then ZeroMQ reconnects, also to another process that takes the name.
             self._socket.disconnect(peer.address)
             peer.listening.close()
+            system.forget(peer.address)
 
     def send(self, worker: int, generation: int, frames: Frames) -> None:
         """Send to a worker process without waiting. A message to an earlier process or a dead one is dropped.
@@ -140,6 +143,7 @@ class DriverSocket:
         self._socket.close()
         for peer in self._peers.values():
             peer.listening.close()
+            system.forget(peer.address)
         terminate(self._context)
 
 
@@ -156,10 +160,10 @@ class WorkerSocket:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = LINGER_MS
         self._socket.setsockopt(zmq.USE_FD, descriptor)
-        # The processes of other users can see an abstract name, and connect to it.
-        self._socket.setsockopt(zmq.IPC_FILTER_PID, driver)
+        if system.ADDRESSES_ARE_OPEN:
+            self._socket.setsockopt(zmq.IPC_FILTER_PID, driver)
         # The listening socket has an address already: ZeroMQ needs this one only to know the kind of socket.
-        self._socket.bind("ipc://@parenv")
+        self._socket.bind(system.BOUND)
 
     def send(self, frames: Frames) -> None:
         """Send to the main process; waits while that has too much to read."""

@@ -9,7 +9,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.memory.step_signals import StepSignals
 from parenv.placement.base import Launch, Notifier
-from parenv.process.futex import AVAILABLE
+from parenv.platform.futex import AVAILABLE
 from parenv.process.wake_up import WakeUp, WakeUps
 from parenv.vector.vector_plan import VectorPlan
 from parenv.worker.job import StepJob
@@ -39,7 +39,8 @@ class Connections:
         self.memory = SharedMemory(header_bytes(most_workers))
         self.head = self.memory.map()
         self.signals = StepSignals(self.head)
-        # A request to some of many workers changes the number on which others are about to sleep: use eventfds then.
+        # A request to some of many workers changes the number on which others are about to sleep. Each has a wake-up of
+        # its own then.
         all_at_once = plan.batch_size == plan.num_envs and not plan.chooses_batch_size
         steps_all = all_at_once or plan.job.spinning is not None
         self.wake_ups = WakeUps(self.head, futexes=AVAILABLE and steps_all)
@@ -59,7 +60,7 @@ class Connections:
 
     def launch(self) -> Launch:
         """Return the launch of a worker."""
-        return replace(self._with_launch(self.memory.fd), descriptors=(self.answers.fileno(),))
+        return replace(self._with_launch(self.memory.fd), descriptors=(self.answers.notifying,))
 
     def close(self) -> None:
         """Free memory and wake-up, after the workers have ended. Idempotent."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from parenv.crew.workers import Workers
 from parenv.envs.step_cost import StepCost
-from parenv.process.processor_time import is_asleep, processor_time
+from parenv.platform import system
 from parenv.protocol.messages import FirstMade, Shares
 from parenv.vector.choice import LONG_TO_MAKE_S, MOST_WAITING_WORKERS, Measured
 from parenv.vector.connections import Connections
@@ -99,11 +99,11 @@ class _Making:
 
     def takes_long(self, pid: int) -> bool:
         """Tell whether the worker has been making a sub-environment for long."""
-        now, times = time.monotonic(), processor_time(pid)
+        now, times = time.monotonic(), system.processor_time(pid)
         computed_s = now if times is None else times.used_s
         if not self._last:
             self._computed_before_s = computed_s
-        elif is_asleep(pid):
+        elif system.is_asleep(pid):
             self._asleep_s += now - self._last
         self._last = now
         return computed_s - self._computed_before_s > LONG_TO_MAKE_S or self._asleep_s > LONGEST_WAIT_S

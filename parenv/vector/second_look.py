@@ -6,7 +6,7 @@ import time
 import warnings
 from dataclasses import dataclass
 
-from parenv.process.processor_time import processor_time
+from parenv.platform import system
 from parenv.vector.backend import Backend
 from parenv.vector.choice import MOST_WAITING_WORKERS, WOKEN_STEP_S, Demand
 from parenv.vector.vector_plan import VectorPlan
@@ -118,7 +118,8 @@ class SecondLook:
     def _workers_times(self) -> tuple[float, float] | None:
         """Return the processor time of all workers without polling, and the time of all processes in the queue."""
         workers, figures = self._backend.workers, self._backend.statistics()
-        own, *found = (processor_time(), *(processor_time(workers.pid(worker)) for worker in range(self._layout[0])))
+        pids = [workers.pid(worker) for worker in range(self._layout[0])]
+        own, *found = (system.processor_time(), *map(system.processor_time, pids))
         times = [one for one in found if one is not None]
         if own is None or len(times) < len(found):
             return None

@@ -18,8 +18,8 @@ from parenv.envs.recycling import with_recycling
 from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
+from parenv.platform import system
 from parenv.process.cores import own_cores, usable_cores
-from parenv.process.free_memory import free_bytes
 from parenv.process.spinning import Spinning
 from parenv.vector.choice import CallerSteps, Demand
 from parenv.worker.job import StepJob
@@ -166,7 +166,7 @@ def _demand(given: VectorArguments, options: WorkerOptions, num_envs: int) -> De
         caller_steps=_caller_steps(given, num_workers, num_envs),
         isolated_by=_isolated_by(given),
         cores=usable_cores(),
-        free_bytes=free_bytes(),
+        free_bytes=system.free_bytes(),
         spins=given.spin_us != 0,
     )
 

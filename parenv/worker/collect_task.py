@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
 from parenv.envs.seeding import environment_seed
+from parenv.platform import system
 from parenv.protocol.messages import Commit, Credit
 from parenv.worker.differentiator import NOTHING_LEARNED, Differentiated, Differentiator
 from parenv.worker.evaluation import BESIDE, IN_PLACE, Evaluation
@@ -191,12 +191,12 @@ class RolloutTimer:
     def __init__(self, generation: int) -> None:
         self._generation = generation
         self._idle_since = self._began = time.perf_counter()
-        self._used = resource.getrusage(resource.RUSAGE_SELF)
+        self._used = system.usage()
         self._restarts = 0
 
     def begin(self) -> None:
         """Begin a rollout."""
-        self._began, self._used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        self._began, self._used = time.perf_counter(), system.usage()
 
     def stamp(
         self, writer: RolloutWriter, credit: Credit, seconds: Seconds, learned: Differentiated, restarts: int
@@ -211,15 +211,15 @@ class RolloutTimer:
             restarts: Number of step workers that were replaced so far.
         """
         before, waited_s = self._used, self._began - self._idle_since
-        self._idle_since, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        self._idle_since, used = time.perf_counter(), system.usage()
         writer.stamp(
             environment_s=seconds.environment,
             acting_s=seconds.acting,
             learning_s=learned.seconds,
             waiting_s=waited_s,
-            processor_s=used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime,
-            voluntary_switches=used.ru_nvcsw - before.ru_nvcsw,
-            involuntary_switches=used.ru_nivcsw - before.ru_nivcsw,
+            processor_s=used.processor_s - before.processor_s,
+            voluntary_switches=used.voluntary - before.voluntary,
+            involuntary_switches=used.involuntary - before.involuntary,
             step_worker_restarts=restarts - self._restarts,
             began_s=self._began,
             ended_s=self._idle_since,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from parenv.memory.spaces import describe, each_once
 from parenv.memory.status_slot import StatusSlot
 from parenv.memory.step_buffer import OwnRequests, StepBuffer, StepBufferSpec
 from parenv.memory.step_buffer_infos import InfoWriter
-from parenv.process.processor_time import num_threads, processor_time, resident_bytes
+from parenv.platform import system
 from parenv.process.spinning import Spinning
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
@@ -70,16 +69,16 @@ class StepTask:
 
     def _make_first(self) -> FirstMade:
         """Make the first sub-environment, and measure it."""
-        began, before, bytes_before = time.perf_counter(), processor_time(), resident_bytes()
-        threads_before = num_threads()
+        began, before, bytes_before = time.perf_counter(), system.processor_time(), system.resident_bytes()
+        threads_before = system.num_threads()
         self.envs = make_envs(self._job.factories, self._env_ids[:1], self._progress)
-        wall_s, after = time.perf_counter() - began, processor_time()
+        wall_s, after = time.perf_counter() - began, system.processor_time()
         queued_s = 0.0 if before is None or after is None else after.queued_s - before.queued_s
-        env_bytes = max(0, resident_bytes() - bytes_before)
+        env_bytes = max(0, system.resident_bytes() - bytes_before)
         self._progress.begin("measuring a step", self._env_ids.start)
         (first,) = self.envs
         # A process with threads of the environment cannot be forked. A VectorEnv is refused when the others are made.
-        cost = None if num_threads() != threads_before or isinstance(first, VectorEnv) else measured_step(first)
+        cost = None if system.num_threads() != threads_before or isinstance(first, VectorEnv) else measured_step(first)
         native = native_package(first)
         return FirstMade(native, env_bytes, max(0.0, wall_s - queued_s), None if cost is None else list(cost))
 
@@ -87,7 +86,7 @@ class StepTask:
         """Make the rest of the sub-environments, after the number of workers was chosen."""
         spinning = None if shares.spinning is None else Spinning(*shares.spinning)
         if shares.cores is not None:
-            os.sched_setaffinity(0, shares.cores)
+            system.pin(shares.cores)
         self._use_job(replace(self._job, shares=tuple(shares.shares), spinning=spinning, begins_with_one=False))
         self._make_all()
         return self._step_ready()

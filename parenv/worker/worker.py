@@ -9,7 +9,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -19,6 +18,7 @@ from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.order import fence
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
+from parenv.platform import system
 from parenv.process.debuggers import refuse_debuggers
 from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
@@ -286,19 +286,10 @@ def _set_up_process(seed: int, job: WorkerJob, worker: int) -> None:
     """Apply the options that concern the whole process, and seed its random states."""
     refuse_debuggers()
     if job.options.max_memory_bytes is not None:
-        _limit_memory(job.options.max_memory_bytes)
+        system.limit_memory(job.options.max_memory_bytes)
     if job.cores is not None:
-        os.sched_setaffinity(0, job.cores[worker])
+        system.pin(job.cores[worker])
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(job.options.threads)
         torch.manual_seed(seed)
     RandomState(seed).__enter__()
-
-
-def _limit_memory(more: int) -> None:
-    """Have the kernel refuse allocations beyond the present size of this process plus ``more`` bytes (Linux)."""
-    import resource
-
-    status = Path("/proc/self/status").read_text()
-    kilobytes = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmData:")))
-    resource.setrlimit(resource.RLIMIT_DATA, (kilobytes * 1024 + more, resource.RLIM_INFINITY))

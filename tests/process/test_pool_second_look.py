@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from parenv import AsyncWorkerPool, Stop
+from parenv.platform import system
 from parenv.pool import second_look
-from parenv.process.processor_time import ProcessorTime
 
 
 class Waits(gym.Env[Any, Any]):
@@ -38,7 +38,7 @@ def act(observations: Any) -> Any:
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(second_look, "LOOK_S", 0.0)
     # A busy machine would have its workers wait for a core.
-    monkeypatch.setattr(second_look, "processor_time", lambda pid: ProcessorTime(0.0, 0.0))
+    monkeypatch.setattr(system, "processor_time", lambda pid: system.ProcessorTime(0.0, 0.0))
 
 
 def collect(**options: Any) -> list[str]:

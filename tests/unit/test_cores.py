@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from parenv.platform import linux
 from parenv.process import cores
 
 
@@ -22,7 +23,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
             path = tmp_path / name.lstrip("/") if name.startswith("/") else tmp_path / "sys/fs/cgroup" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        monkeypatch.setattr(cores, "Path", lambda path: tmp_path / str(path).lstrip("/"))
+        monkeypatch.setattr(linux, "Path", lambda path: tmp_path / str(path).lstrip("/"))
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
 
     return pretend

@@ -14,8 +14,7 @@ import pytest
 from policies import zeros
 
 from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv
-from parenv.process import free_memory
-from parenv.process.free_memory import free_bytes
+from parenv.platform import linux, system
 
 STAT_V2 = "anon 1\ninactive_file 300\n"
 STAT_V1 = "cache 1\ntotal_inactive_file 300\n"
@@ -24,12 +23,12 @@ MACHINE = {"proc/meminfo": "MemTotal: 99 kB\nMemFree: 1 kB\nMemAvailable: 10 kB\
 
 def v2(path: str, limit: str, used: int) -> dict[str, str]:
     files = {"memory.max": f"{limit}\n", "memory.current": f"{used}\n", "memory.stat": STAT_V2}
-    return {f"groups{path}/{name}": text for name, text in files.items()}
+    return {f"sys/fs/cgroup{path}/{name}": text for name, text in files.items()}
 
 
 def v1(path: str, limit: str, used: int) -> dict[str, str]:
     files = {"memory.limit_in_bytes": f"{limit}\n", "memory.usage_in_bytes": f"{used}\n", "memory.stat": STAT_V1}
-    return {f"groups/memory{path}/{name}": text for name, text in files.items()}
+    return {f"sys/fs/cgroup/memory{path}/{name}": text for name, text in files.items()}
 
 
 @pytest.mark.parametrize(
@@ -50,15 +49,18 @@ def v1(path: str, limit: str, used: int) -> dict[str, str]:
         ({**MACHINE, "proc/self/cgroup": "2:cpu:/a\n", **v1("/a", "5000", 4000)}, 10240),
     ],
 )
-def test_free_memory_is_the_least_of_machine_and_groups(tmp_path: Path, files: Mapping[str, str], free: float) -> None:
+def test_free_memory_is_the_least_of_machine_and_groups(
+    tmp_path: Path, files: Mapping[str, str], free: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert free_bytes(tmp_path / "proc", tmp_path / "groups") == free
+    monkeypatch.setattr(linux, "Path", lambda path: tmp_path / str(path).lstrip("/"))
+    assert linux.free_bytes() == free
 
 
 def test_some_memory_of_this_machine_is_free() -> None:
-    assert 0 < free_bytes() < math.inf
+    assert 0 < linux.free_bytes() < math.inf
 
 
 class Large(gym.Env[Any, Any]):
@@ -76,7 +78,7 @@ class Large(gym.Env[Any, Any]):
 def test_the_error_for_a_pool_that_is_too_large_explains_its_memory(
     num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: 100e6)
+    monkeypatch.setattr(system, "free_bytes", lambda: 100e6)
     message = (
         r"the pool needs .* MB of memory, but 100 MB are free: \d+ rollouts of .* MB that may be in progress or in use "
         r"at once, for rollout_length=20 and observations of 1 MB each, and .* MB for versions of the policy. Use "
@@ -88,7 +90,7 @@ def test_the_error_for_a_pool_that_is_too_large_explains_its_memory(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_vector_env_that_is_too_large_is_refused(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: 3e6)
+    monkeypatch.setattr(system, "free_bytes", lambda: 3e6)
     message = (
         "the vector env needs 4.01 MB of memory, but 3 MB are free: observations of 1 MB each from 4 sub-environments"
     )
@@ -101,7 +103,7 @@ def test_a_vector_env_that_takes_more_than_half_of_the_free_memory_logs_a_warnin
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="parenv"):
         for free, words in ((7e6, ["the vector env needs 4.01 MB of memory, but 7 MB are free"]), (9e6, [])):
-            monkeypatch.setattr(free_memory, "free_bytes", lambda free=free: free)
+            monkeypatch.setattr(system, "free_bytes", lambda free=free: free)
             caplog.clear()
             ParallelVectorEnv([Large] * 4, num_workers=0).close()
             assert [record.getMessage().partition(":")[0] for record in caplog.records] == words

@@ -14,7 +14,8 @@ import pytest
 
 from parenv.errors import ConfigurationError
 from parenv.evaluation.results import ResultsFile
-from parenv.process.whole_files import draft_folder, lock, remove_left_drafts, replacing, unlock
+from parenv.platform import system
+from parenv.process.whole_files import draft_folder, lock, remove_left_drafts, replacing
 from parenv.records.recording import Recorder
 from parenv.records.run_folder import RunFolder
 
@@ -74,7 +75,7 @@ def test_a_lock_ends_although_a_child_process_has_the_file_open(tmp_path: Path) 
     inherited = os.dup(first)
     assert lock(first, path, "run")
     assert not lock(second, path, "run")
-    unlock(first)
+    system.unlock(first)
     os.close(first)
     assert lock(second, path, "run")
     os.close(inherited)

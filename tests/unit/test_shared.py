@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from parenv.memory.shared import SharedMemory
+from parenv.platform import posix, system
 
 
 def test_shared_memory_has_no_name() -> None:
@@ -21,9 +22,8 @@ def test_shared_memory_has_no_name() -> None:
     memory.close()
 
 
-def test_shared_memory_without_memfd_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    memory = SharedMemory(4096)
+def test_shared_memory_of_any_posix_system_has_no_name() -> None:
+    memory = SharedMemory(4096, fd=posix.make_memory())
     assert os.fstat(memory.fd).st_nlink == 0
     assert memory.map()[:] == bytes(4096)
     memory.close()
@@ -83,7 +83,7 @@ def test_missing_memory_is_an_error_before_it_is_accessed(monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     memory = SharedMemory(4096)
-    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    monkeypatch.setattr(system, "reserve", no_space)
     with pytest.raises(MemoryError, match=r"3 MB of shared memory cannot be reserved: .*No space left on device"):
         memory.reserve(0, 3_000_000)
     memory.close()

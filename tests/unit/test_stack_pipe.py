@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from parenv.process.stack_pipe import LOOK_S, PIPE_BYTES, STACK_SIGNAL, StackPipe, is_stopped
+from parenv.platform import system
+from parenv.process.stack_pipe import LOOK_S, PIPE_BYTES, STACK_SIGNAL, StackPipe
 
 FOR_EVER_S = 1000.0
 WITH_A_HANDLER = """
@@ -77,7 +78,7 @@ def test_a_process_that_is_interrupted_while_it_writes_is_waited_for(pipe: Stack
 def test_a_stopped_or_killed_process_is_not_waited_for(pipe: StackPipe, signum: int) -> None:
     with running(WITH_A_HANDLER, pipe) as pid:
         os.kill(pid, signum)
-        while not is_stopped(pid):
+        while not system.is_stopped(pid):
             time.sleep(0.001)
         os.kill(pid, STACK_SIGNAL)
         assert pipe.read(pid, FOR_EVER_S) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 import zmq
 from scripts import printed_by
 
+from parenv.platform import system
 from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import DriverSocket, WorkerSocket
 
@@ -23,18 +25,34 @@ LARGE = [b"head", b"", bytes(3_000_000)]
 LIMIT_S = 60.0
 
 
+class Driver(DriverSocket):
+    """A driver socket with a folder of its own for addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = system.address_folder()
+        system.make_address_folder(self.folder)
+
+    def open(self, worker: int, generation: int, folder: str | None = None) -> int:
+        return super().open(worker, generation, self.folder)
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 @pytest.fixture
-def driver() -> Iterator[DriverSocket]:
-    driver = DriverSocket()
+def driver() -> Iterator[Driver]:
+    driver = Driver()
     yield driver
     driver.close()
 
 
-def worker_socket(driver: DriverSocket, worker: int, generation: int = 0, pid: int | None = None) -> WorkerSocket:
+def worker_socket(driver: Driver, worker: int, generation: int = 0, pid: int | None = None) -> WorkerSocket:
     return WorkerSocket(os.dup(driver.open(worker, generation)), os.getpid() if pid is None else pid)
 
 
-def next_message(driver: DriverSocket) -> list[bytes]:
+def next_message(driver: Driver) -> list[bytes]:
     waiting, deadline = Waiting(), time.monotonic() + LIMIT_S
     waiting.watch(driver)
     while (message := driver.receive()) is None:
@@ -43,7 +61,7 @@ def next_message(driver: DriverSocket) -> list[bytes]:
     return message
 
 
-def test_messages_arrive_whole_and_in_order_both_ways(driver: DriverSocket) -> None:
+def test_messages_arrive_whole_and_in_order_both_ways(driver: Driver) -> None:
     workers = [worker_socket(driver, worker) for worker in range(2)]
     for worker in (0, 1):
         driver.send(worker, 0, [b"first", b"%d" % worker])
@@ -58,7 +76,7 @@ def test_messages_arrive_whole_and_in_order_both_ways(driver: DriverSocket) -> N
         end.close()
 
 
-def test_messages_sent_before_a_worker_listens_arrive_in_order(driver: DriverSocket) -> None:
+def test_messages_sent_before_a_worker_listens_arrive_in_order(driver: Driver) -> None:
     descriptor = os.dup(driver.open(0, 0))
     for number in range(2_000):
         driver.send(0, 0, [b"%d" % number])
@@ -67,7 +85,7 @@ def test_messages_sent_before_a_worker_listens_arrive_in_order(driver: DriverSoc
     end.close()
 
 
-def test_a_driver_does_not_wait_for_a_worker_that_does_not_read(driver: DriverSocket) -> None:
+def test_a_driver_does_not_wait_for_a_worker_that_does_not_read(driver: Driver) -> None:
     end = worker_socket(driver, 0)
     for _ in range(3):
         driver.send(0, 0, LARGE)
@@ -75,7 +93,7 @@ def test_a_driver_does_not_wait_for_a_worker_that_does_not_read(driver: DriverSo
     end.close()
 
 
-def test_a_worker_sends_more_than_a_socket_takes_while_the_driver_reads(driver: DriverSocket) -> None:
+def test_a_worker_sends_more_than_a_socket_takes_while_the_driver_reads(driver: Driver) -> None:
     end = worker_socket(driver, 0)
     writer = threading.Thread(target=end.send, args=(LARGE,))
     writer.start()
@@ -84,7 +102,7 @@ def test_a_worker_sends_more_than_a_socket_takes_while_the_driver_reads(driver: 
     end.close()
 
 
-def test_messages_to_and_from_an_earlier_process_are_dropped(driver: DriverSocket) -> None:
+def test_messages_to_and_from_an_earlier_process_are_dropped(driver: Driver) -> None:
     before = worker_socket(driver, 0)
     before.send([b"not heard any more"])
     after = worker_socket(driver, 0, generation=1)
@@ -97,7 +115,7 @@ def test_messages_to_and_from_an_earlier_process_are_dropped(driver: DriverSocke
     after.close()
 
 
-def test_a_worker_that_is_started_twice_in_one_generation_is_another_process(driver: DriverSocket) -> None:
+def test_a_worker_that_is_started_twice_in_one_generation_is_another_process(driver: Driver) -> None:
     before, after = worker_socket(driver, 0), worker_socket(driver, 0)
     driver.send(0, 0, [b"for the second"])
     assert after.receive(block=True) == [b"for the second"]
@@ -105,7 +123,7 @@ def test_a_worker_that_is_started_twice_in_one_generation_is_another_process(dri
     after.close()
 
 
-def test_sending_to_a_worker_that_is_gone_is_not_an_error(driver: DriverSocket) -> None:
+def test_sending_to_a_worker_that_is_gone_is_not_an_error(driver: Driver) -> None:
     worker_socket(driver, 0).close()
     driver.send(0, 0, [b"to nobody"])
     driver.drop(0)
@@ -114,14 +132,14 @@ def test_sending_to_a_worker_that_is_gone_is_not_an_error(driver: DriverSocket) 
 
 
 def test_any_other_failure_of_zeromq_is_raised() -> None:
-    driver = DriverSocket()
+    driver = Driver()
     driver.open(0, 0)
     driver.close()
     with pytest.raises(zmq.ZMQError, match="Socket operation on non-socket"):
         driver.send(0, 0, [b"x"])
 
 
-def test_only_the_driver_is_connected_to_a_worker(driver: DriverSocket) -> None:
+def test_only_the_driver_is_connected_to_a_worker(driver: Driver) -> None:
     end = worker_socket(driver, 0, pid=os.getppid())
     context = zmq.Context()
     with context.socket(zmq.DEALER) as stranger:
@@ -134,20 +152,22 @@ def test_only_the_driver_is_connected_to_a_worker(driver: DriverSocket) -> None:
     end.close()
 
 
-def test_a_socket_has_no_name_in_the_file_system(driver: DriverSocket) -> None:
+def test_a_socket_has_no_name_in_the_file_system(driver: Driver) -> None:
     with socket.socket(fileno=os.dup(driver.open(0, 0))) as listening:
         assert listening.getsockname()[0] == 0
 
 
 def test_a_connection_waits_for_a_descriptor_instead_of_ending_the_process() -> None:
     script = """
-import os, resource, time
+import os, resource, shutil, time
+from parenv.platform import system
 from parenv.transport.zeromq import DriverSocket, WorkerSocket
-socket = DriverSocket()
+socket, folder = DriverSocket(), system.address_folder()
+system.make_address_folder(folder)
 before = len(os.listdir("/proc/self/fd"))
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
-descriptor = socket.open(0, 0)
+descriptor = socket.open(0, 0, folder)
 try:
     os.dup(0)
 except OSError as error:
@@ -157,12 +177,13 @@ time.sleep(0.3)  # ZeroMQ tries again every 0.1 s and does not report it.
 resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, hard))
 end = WorkerSocket(os.dup(descriptor), os.getpid())
 print(end.receive(block=True))
+shutil.rmtree(folder, ignore_errors=True)
 """
     assert printed_by(script) == "[Errno 24] Too many open files\n[b'in time']\n"
 
 
 def test_a_signal_handler_that_raises_neither_repeats_nor_splits_a_sent_message(
-    driver: DriverSocket,
+    driver: Driver,
 ) -> None:
     """Python runs a handler after the system call that the signal interrupted, at the latest at the next line."""
     end, results = worker_socket(driver, 0), set[int]()
@@ -179,7 +200,7 @@ def test_a_signal_handler_that_raises_neither_repeats_nor_splits_a_sent_message(
     end.close()
 
 
-def test_a_signal_handler_that_raises_does_not_split_received_messages(driver: DriverSocket) -> None:
+def test_a_signal_handler_that_raises_does_not_split_received_messages(driver: Driver) -> None:
     end, results = worker_socket(driver, 0), set[bytes]()
     for line in range(1, 200):
         end.send([b"cut", b"", b"short"])

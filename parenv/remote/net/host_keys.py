@@ -8,7 +8,6 @@ are stored in files that only their owner can read. They never appear in a ``rep
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
@@ -24,6 +23,7 @@ import zmq
 from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
+from parenv.platform import system
 
 KEY_LENGTH = 40
 DRIVER_FILE = "driver.key"
@@ -386,7 +386,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             while True:
                 file = stack.enter_context(open(path, "rb+", buffering=0))
-                fcntl.flock(file, fcntl.LOCK_EX)
+                system.take_lock(file.fileno(), wait=True)
                 # During the wait for the lock, another process may have replaced the file.
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     break

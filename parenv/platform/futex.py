@@ -12,19 +12,23 @@ import os
 import platform
 from typing import Any
 
+from parenv.platform import system
+
 _WAIT_BITSET, _WAKE_BITSET = 9, 10
-# The numbers of the system call, by machine. An unknown machine has eventfds only.
-_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
+# The numbers of the system call on Linux, by machine. On an unknown machine, each worker has a wake-up of its own.
+_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238} if system.HAS_FUTEXES else {}
+_NUMBER = _NUMBERS.get(platform.machine())
 _ALL_SLEEPERS = 0x7FFFFFFF
 EVERYONE = 0xFFFFFFFF
 """Bits of all processes."""
 
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-_syscall.restype = ctypes.c_long
-_syscall.argtypes = (
-    *(ctypes.c_long, ctypes.c_void_p, ctypes.c_int),
-    *(ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
-)
+if _NUMBER is not None:
+    _syscall = ctypes.CDLL(None, use_errno=True).syscall
+    _syscall.restype = ctypes.c_long
+    _syscall.argtypes = (
+        *(ctypes.c_long, ctypes.c_void_p, ctypes.c_int),
+        *(ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
+    )
 
 
 class Futex:
@@ -69,4 +73,4 @@ def _is_available() -> bool:
 
 
 AVAILABLE = _is_available()
-"""Whether this machine has futexes. If not, each worker has an eventfd."""
+"""Whether this machine has futexes. If not, each worker has a descriptor as its wake-up."""

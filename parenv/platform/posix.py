@@ -1,0 +1,368 @@
+"""Any POSIX system, such as macOS: unlinked files, pipes, sockets in a private folder, and nothing that Linux adds."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import math
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import NamedTuple
+
+NAME = "posix"
+HAS_FUTEXES = False
+"""Whether processes can sleep on a number in shared memory."""
+DESCRIPTORS_OF_WAKE_UP = 2
+"""Number of descriptors of a wake-up."""
+ADDRESSES_ARE_OPEN = False
+"""Whether processes of other users can connect to an address, so that a worker must check who does."""
+FORK_IS_SAFE = sys.platform != "darwin"
+"""Whether a process that uses system libraries may fork. On macOS, many of them fail in a process without an exec."""
+BOUND = "ipc:///parenv"
+"""Any address of the kind of :func:`listen`."""
+RECEIVE_FLAGS = 0
+"""Flags with which a socket receives descriptors, see :func:`owned`."""
+STACK_SIGNAL = signal.SIGUSR1
+"""Signal that makes a worker write its stack to its pipe, even if native code holds the GIL."""
+_CHUNK = 1 << 20
+_PIPE_BYTES = 1 << 16
+
+
+class ProcessorTime(NamedTuple):
+    """Times of a thread since its start.
+
+    Args:
+        used_s: Seconds on a core.
+        queued_s: Seconds for which the thread could run but had no core.
+    """
+
+    used_s: float
+    queued_s: float
+
+
+class Usage(NamedTuple):
+    """Use of the processor by this process since its start.
+
+    Args:
+        processor_s: Processor seconds.
+        voluntary: Number of voluntary context switches.
+        involuntary: Number of involuntary context switches.
+    """
+
+    processor_s: float
+    voluntary: int
+    involuntary: int
+
+
+# Memory
+
+
+def make_memory() -> int:
+    """Make a file without a name for shared memory, so no file can be left behind or guessed."""
+    # macOS lets the size of POSIX shared memory be set only once, but this memory grows.
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def reserve(descriptor: int, offset: int, nbytes: int) -> None:
+    """Allocate the bytes of a file that no process uses yet. They keep their values.
+
+    Raises:
+        OSError: Not enough room is left.
+    """
+    # macOS has no posix_fallocate. A block is allocated when it is written.
+    for begin in range(offset, offset + nbytes, _CHUNK):
+        size = min(_CHUNK, offset + nbytes - begin)
+        os.pwrite(descriptor, os.pread(descriptor, size, begin).ljust(size, b"\0"), begin)
+
+
+# Wake-ups
+
+
+def make_wake_up() -> tuple[int, int]:
+    """Return the descriptor at which one process waits, and the descriptor with which others notify it."""
+    waiting, notifying = os.pipe()
+    os.set_blocking(notifying, False)
+    return waiting, notifying
+
+
+def notifier(descriptor: int) -> Callable[[], object]:
+    """Return the function that notifies the process that waits."""
+    return partial(_notify, descriptor)
+
+
+def _notify(descriptor: int) -> None:
+    try:
+        os.write(descriptor, b"\0")
+    except BlockingIOError:
+        pass  # A full pipe is readable, so the other process does not sleep.
+
+
+def taker(descriptor: int) -> Callable[[], object]:
+    """Return the function that waits for a notification, and takes all that have come."""
+    return partial(os.read, descriptor, _PIPE_BYTES)
+
+
+def enlarge_pipe(descriptor: int, nbytes: int) -> None:
+    """Give a pipe so many bytes of room, if the system can."""
+
+
+# Addresses
+
+
+def address_folder() -> str:
+    """Choose the path of a folder for the addresses of one fork server; empty if addresses are not in a folder.
+
+    :func:`make_address_folder` makes it. The fork server removes it when the main process has ended.
+    """
+    return f"{tempfile.gettempdir()}/parenv-{secrets.token_hex(8)}"
+
+
+def make_address_folder(folder: str) -> None:
+    """Make the folder, to which other users have no access."""
+    os.mkdir(folder, 0o700)
+
+
+_addresses = itertools.count()
+
+
+def listen(folder: str) -> tuple[socket.socket, str]:
+    """Return a listening socket in a folder of :func:`address_folder`, and its address for ZeroMQ."""
+    listening, path = socket.socket(socket.AF_UNIX), f"{folder}/{next(_addresses)}"
+    try:
+        listening.bind(path)
+    except BaseException:
+        listening.close()
+        raise
+    listening.listen()
+    listening.setblocking(False)
+    return listening, f"ipc://{path}"
+
+
+def forget(address: str) -> None:
+    """Remove what is left of an address."""
+    with contextlib.suppress(OSError):
+        os.unlink(address.removeprefix("ipc://"))
+
+
+def owned(descriptors: Collection[int]) -> list[int]:
+    """Return received descriptors. Programs that this process starts do not inherit them."""
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return list(descriptors)
+
+
+# Processes
+
+
+def after_fork_in_child(call: Callable[[], object]) -> None:
+    """Have each forked child of this process call a function first."""
+    os.register_at_fork(after_in_child=call)
+
+
+def lead_workers() -> list[int]:
+    """Prepare this process, a fork server, for workers that end with it.
+
+    Returns:
+        Descriptors for :func:`end_with_leader`. The first one is for :func:`watch_leader` too.
+    """
+    # At the end of this process, its end of the pipe closes, and every worker reads the end of file.
+    return list(os.pipe())
+
+
+def end_with_leader(leader: int, lifeline: list[int]) -> None:
+    """Have this process, which the fork server has just forked, end with it.
+
+    Args:
+        leader: Process id of the fork server.
+        lifeline: Result of :func:`lead_workers`.
+    """
+    # A pipe reports the end of file only when its last copy is closed.
+    os.close(lifeline[1])
+
+
+def watch_leader(descriptor: int) -> None:
+    """Continue :func:`end_with_leader` in a worker that may have become another program meanwhile.
+
+    While native code holds the GIL, the worker lives on. The main process kills it if that is alive.
+    """
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(descriptor, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, name="parenv lifeline", daemon=True).start()
+
+
+def reap(last_look: Callable[[int], object]) -> tuple[int, int] | None:
+    """Reap a child that has ended; return its process id and exit code, or ``None`` if no child has ended.
+
+    Args:
+        last_look: Function that is called with its process id.
+    """
+    # macOS has no waitid before Python 3.13. So the child is reaped first, but a number that was in use a moment ago is
+    # the last one that the kernel uses again.
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    if pid == 0:
+        return None
+    last_look(pid)
+    return pid, os.waitstatus_to_exitcode(status)
+
+
+def children(known: set[int]) -> set[int]:
+    """Return the children of this process: all of them if the system lists them, else the known ones."""
+    return known
+
+
+def variables_of(pid: int) -> list[bytes]:
+    """Return the environment variables with which a process was started, as far as the system shows them."""
+    return []
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is known to be stopped or to have ended."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return pid > 0
+    return False
+
+
+def has_signal(pid: int, mask: str, signum: int) -> bool | None:
+    """Return whether a signal is in a mask of the main thread of a process, or ``None`` if the system does not tell.
+
+    Args:
+        pid: Process id.
+        mask: ``"SigBlk"`` (blocked), ``"SigIgn"`` (ignored) or ``"ShdPnd"`` (pending).
+        signum: The signal.
+    """
+    return None
+
+
+# Machine
+
+
+def usable_core_numbers() -> list[int]:
+    """Return the cores that this process may use."""
+    return list(range(os.cpu_count() or 1))
+
+
+def core_limit() -> float:
+    """Return the lowest CPU limit that a container sets for this process, in cores, or infinity."""
+    return math.inf
+
+
+def numa_nodes(cores: Collection[int]) -> list[list[int]]:
+    """Return the given cores of each NUMA node that has some. An empty list if the system does not describe nodes."""
+    return []
+
+
+def pin(cores: Collection[int]) -> None:
+    """Have this process run on these cores only, if the system can. They are cores of :func:`numa_nodes`."""
+
+
+def free_bytes() -> float:
+    """Return the bytes of memory that the machine and its containers leave to this process, or infinity."""
+    return math.inf
+
+
+def limit_memory(more: int) -> None:
+    """Have the kernel refuse allocations beyond the present size of this process plus so many bytes."""
+    raise NotImplementedError
+
+
+def num_descriptors() -> int:
+    """Return the number of open descriptors of this process."""
+    return len(os.listdir("/dev/fd"))
+
+
+def descriptor_limits() -> tuple[float, float]:
+    """Return the soft and the hard limit of descriptors, each a number or infinity."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # RLIM_INFINITY is -1 in Python.
+    return (math.inf if soft == resource.RLIM_INFINITY else soft, math.inf if hard == resource.RLIM_INFINITY else hard)
+
+
+def raise_descriptor_limit(soft: int) -> None:
+    """Raise the soft limit of descriptors."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def take_lock(descriptor: int, wait: bool = False) -> bool:
+    """Lock a file; return ``False`` if another process or another descriptor has the lock.
+
+    Args:
+        descriptor: Descriptor of the file.
+        wait: Whether to wait for the lock.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(descriptor: int) -> None:
+    """Remove the lock of a file.
+
+    Closing the file does not suffice, because a child that the user or native code has forked has the file too.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def usage() -> Usage:
+    """Return the use of the processor by this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(used.ru_utime + used.ru_stime, used.ru_nvcsw, used.ru_nivcsw)
+
+
+def voluntary_switches() -> int:
+    """Return the voluntary context switches of this thread, or of all threads of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def processor_time(pid: int | None = None) -> ProcessorTime | None:
+    """Return the times of a process's main thread, by default of this thread, or ``None`` if they are not counted."""
+    return None
+
+
+def is_asleep(pid: int) -> bool:
+    """Return whether the main thread of a process is known to sleep: it neither runs nor waits for a core or a disk."""
+    return False
+
+
+def resident_bytes() -> int:
+    """Return the bytes of memory that this process shares with no other, or 0 if the system does not count them."""
+    return 0
+
+
+def num_threads() -> int:
+    """Return the number of threads of this process that are known."""
+    return threading.active_count()
+
+
+def running_threads() -> int:
+    """Return the number of threads of the machine that run or wait for a core now, at least 1 (this one)."""
+    return 1
+
+
+def processor_name() -> str:
+    """Return the name of the processor, or an empty text."""
+    return ""
