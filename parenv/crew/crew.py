@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from parenv.crew.calls import NO_WEIGHTS, Calls
+from parenv.crew.calls import Calls
 from parenv.crew.events import Back, Event
 from parenv.crew.failures import NOT_STARTED, at_memory_limit, failing_worker, not_started
+from parenv.crew.open_call import NO_WEIGHTS
 from parenv.crew.restarts import Restarts
 from parenv.crew.stacks import shown_stack, timeout_error
 from parenv.crew.watch import KILLED, STARTING, Watch

@@ -6,10 +6,11 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parenv.crew.events import Committed, Event, StepFailed
 from parenv.crew.failures import from_end, from_failure, say_where, where_it_happened
+from parenv.crew.open_call import OpenCall
 from parenv.crew.warning import Warner
 from parenv.crew.watchdog import Watchdog
 from parenv.crew.worker_logs import handle_records
@@ -33,9 +34,6 @@ from parenv.protocol.messages import (
     SideData,
     StepReady,
 )
-
-if TYPE_CHECKING:
-    from parenv.crew.calls import OpenCall
 
 _log = logging.getLogger("parenv")
 FOREVER_S = 3600.0

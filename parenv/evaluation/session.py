@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from parenv.crew.calls import OpenCall
 from parenv.crew.events import Back, Event, Lost
 from parenv.crew.failures import ended_by
 from parenv.crew.launch import start_workers
+from parenv.crew.open_call import OpenCall
 from parenv.crew.workers import FOREVER_S
 from parenv.errors import HostLostError, WorkerMemoryError
 from parenv.evaluation.arguments import EvaluationPlan

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parenv.crew.calls import OpenCall
 from parenv.crew.crew import Crew
+from parenv.crew.open_call import OpenCall
 from parenv.experience.agent_rollouts import evaluated
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.summary import Summarized

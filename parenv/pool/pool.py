@@ -23,6 +23,7 @@ from parenv.pool.events import Observer
 from parenv.pool.pool_plan import PoolArguments, make_plan, names_option_objects, settings_of_publish
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.session_holder import SessionHolder, mean_of_window, stream
+from parenv.pool.state import pool_state, resume_pool
 from parenv.pool.statistics import PoolStatistics
 
 if TYPE_CHECKING:
@@ -456,11 +457,14 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         Raises:
             ConfigurationError: The file cannot be written.
         """
-        from parenv.records import trace_of
+        from parenv.records import trace_to
 
         with self._using() as session:
             session.observe(Observer())  # The one before is closed first: it may be the same file.
-            session.observe(trace_of(session, path))
+            layout, env_steps = session.identity["layout"], session.statistics().env_steps
+            about = {"env_steps": env_steps, "in processes": not session.plan.inline, **layout}
+            postprocesses = session.plan.job.postprocess is not None
+            session.observe(trace_to(path, len(session.workers.shares), about, postprocesses))
 
     def call(self, name: str, /, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of sub-environments between two rollouts. It is found through their wrappers.
@@ -501,8 +505,6 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         continues as if it had not been interrupted. The state has no rollouts in progress: call this between rounds, or
         expect gaps.
         """
-        from parenv.records import pool_state
-
         with self._using() as session:
             return pool_state(session)
 
@@ -518,8 +520,6 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         Raises:
             ConfigurationError: The state is from a pool with another layout, other policies or another seed.
         """
-        from parenv.records import resume_pool
-
         with self._using() as session:
             return resume_pool(session, state)
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from parenv.crew.calls import OpenCall
 from parenv.crew.crew import Crew
 from parenv.crew.events import Back, Event, Lost
 from parenv.crew.launch import start_workers
+from parenv.crew.open_call import OpenCall
 from parenv.crew.workers import FOREVER_S
 from parenv.errors import ConfigurationError, HostLostError
 from parenv.experience.episodes import EpisodeStatistics

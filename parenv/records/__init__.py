@@ -4,8 +4,6 @@ The pool imports this module only if one of them is used, and no other module of
 """
 
 from parenv.records.checkpoint import load_checkpoint as load_checkpoint
-from parenv.records.checkpoint import pool_state as pool_state
-from parenv.records.checkpoint import resume_pool as resume_pool
 from parenv.records.checkpoint import save_checkpoint as save_checkpoint
 from parenv.records.dataset import record_dataset as record_dataset
 from parenv.records.recording import Recorder as Recorder
@@ -13,4 +11,4 @@ from parenv.records.recording import Replayer as Replayer
 from parenv.records.resumable import ResumableRun as ResumableRun
 from parenv.records.resumable import resumable as resumable
 from parenv.records.save_best import SaveBest as SaveBest
-from parenv.records.trace import trace_of as trace_of
+from parenv.records.trace import trace_to as trace_to

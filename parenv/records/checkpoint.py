@@ -1,24 +1,17 @@
-"""Checkpoint files of plain data and arrays, which are written completely or not at all, and the state of a pool."""
+"""Checkpoint files of plain data and arrays, which are written completely or not at all."""
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parenv.errors import ConfigurationError, NotDataError, ProtocolError, embedded
 from parenv.process.whole_files import make_folder_of, replacing
 from parenv.protocol.data import pack, unpack
 from parenv.protocol.digests import SIZE, new_digest
 from parenv.protocol.tensors import with_tensors, without_tensors
-
-if TYPE_CHECKING:
-    from parenv.pool.pool_session import PoolSession
-
 
 _MAGIC = b"parenv checkpoint 2\n"
 _WITHOUT_DIGEST = b"parenv checkpoint 1\n"
@@ -101,84 +94,3 @@ def _checked(content: memoryview) -> memoryview:
     if new_digest(rest[:-SIZE]).digest() != rest[-SIZE:]:
         raise ProtocolError("the content does not match its digest")
     return rest[:-SIZE]
-
-
-STATE_FORMAT = 2
-
-_log = logging.getLogger("parenv")
-
-
-def pool_state(session: PoolSession) -> dict[str, Any]:
-    """Return everything but the policy that a resumed run needs, as plain data."""
-    everybody = dict.fromkeys(range(len(session.workers.shares)), ())
-    states, under_way = session.ask_workers("get_state", everybody), session.under_way()
-    return {
-        **session.identity,
-        **session.state(),
-        "format": STATE_FORMAT,
-        "under_way": {worker: under_way.get(worker, 0) for worker in states},
-        "workers": [states[worker] for worker in sorted(states)],
-    }
-
-
-def resume_pool(
-    session: PoolSession, state: Mapping[str, Any], policies: Mapping[str, Any] = MappingProxyType({})
-) -> list[str]:
-    """Have a new pool continue from a state, and return sentences about everything that could not be restored.
-
-    Args:
-        session: Session of the new pool.
-        state: State of the former pool.
-        policies: State dicts by name of policies with a module, and policies without a module. Default for each: the
-            policy that the new pool was made with.
-
-    Raises:
-        ConfigurationError: The state is from another kind of pool, or the pool is not new.
-    """
-    _check(state, session.identity)
-    session.resume(state, policies)
-    missing = _restore_workers(session, state)
-    for words in missing:
-        _log.warning("not restored: %s", words)
-    return missing
-
-
-def _check(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    if state.get("format") != STATE_FORMAT:
-        raise ConfigurationError(
-            f"the state of a pool must have format {STATE_FORMAT}, got {state.get('format')!r}. Pass the result of "
-            "pool.state_dict()."
-        )
-    for name, value in mine["layout"].items():
-        if state["layout"][name] != value:
-            raise ConfigurationError(
-                f"{name} must be {state['layout'][name]!r} as in the state, but the pool has {value!r}. Make the pool "
-                "with the same arguments."
-            )
-    if state["seed"] != mine["seed"]:
-        raise ConfigurationError(
-            f"seed must be {state['seed']} as in the state, but the pool has {mine['seed']}. Pass "
-            'AsyncWorkerPool(..., seed=state["seed"]).'
-        )
-
-
-def _restore_workers(session: PoolSession, state: Mapping[str, Any]) -> list[str]:
-    workers, missing, questions = session.workers, [], {}
-    for worker, found in enumerate(state["workers"]):
-        under_way, env_ids = state["under_way"][worker], workers.env_ids(worker)
-        generation = workers.skip_generations(worker, found["generation"])
-        questions[worker] = (found, generation, under_way > 0)
-        if under_way:
-            missing.append(f"{under_way} rollouts of worker {worker}, which were in progress or not yet delivered")
-        missing += [
-            f"the state of the wrapper {wrapper} of env_id {env_id}, which has no get_state"
-            for env_id, env in zip(env_ids, found["envs"], strict=True)
-            for wrapper in (env["unknown"] if env is not None else ())
-        ]
-    why = "whose environment has no get_state and begins a new episode"
-    if session.plan.job.in_parts:
-        why = "because a state has no part of an episode, and a new one begins"
-    for worker, anew in session.ask_workers("set_state", questions).items():
-        first = workers.env_ids(worker).start
-        missing += [f"the episode of env_id {first + column}, {why}" for column in anew]
-    return missing

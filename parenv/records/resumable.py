@@ -20,9 +20,9 @@ from parenv.errors import ConfigurationError, WorkerError
 from parenv.experience.summary import Summarized
 from parenv.policy.assignment import UNNAMED
 from parenv.policy.snapshots import module_of
+from parenv.pool.state import pool_state, resume_pool
 from parenv.pool.stream_counts import StreamCounts, StreamLog
 from parenv.process.cores import this_learner
-from parenv.records.checkpoint import pool_state, resume_pool
 from parenv.records.noted_signals import NotedSignals
 from parenv.records.run_folder import RunFolder
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from parenv.crew.events import Back, Lost
 from parenv.crew.failures import failure_of_worker
@@ -25,9 +25,6 @@ from parenv.errors import ConfigurationError, during
 from parenv.pool.arrival import Arrival
 from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
 from parenv.process.cores import own_file
-
-if TYPE_CHECKING:
-    from parenv.pool.pool_session import PoolSession
 
 FORMAT = 1
 PROCESS = DRIVER = 1
@@ -181,12 +178,18 @@ class TraceWriter(Observer):
             self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
-def trace_of(session: PoolSession, path: str | os.PathLike[str]) -> TraceWriter:
-    """Return a timeline of a pool from now on."""
-    layout, env_steps = session.identity["layout"], session.statistics().env_steps
-    about = {"env_steps": env_steps, "in processes": not session.plan.inline, **layout}
-    finishing = "commit" if session.plan.job.postprocess is None else "postprocess"
-    return TraceWriter(own_file(path), len(session.workers.shares), about, finishing)
+def trace_to(
+    path: str | os.PathLike[str], num_workers: int, about: Mapping[str, Any], postprocesses: bool
+) -> TraceWriter:
+    """Return the writer of a timeline. Each learner writes to a file of its own.
+
+    Args:
+        path: Path of the file of the first learner.
+        num_workers: See :class:`TraceWriter`.
+        about: See :class:`TraceWriter`.
+        postprocesses: Whether rollouts are postprocessed.
+    """
+    return TraceWriter(own_file(path), num_workers, about, "postprocess" if postprocesses else "commit")
 
 
 def _opened(path: Path) -> TextIO:

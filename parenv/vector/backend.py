@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from parenv.crew.calls import OpenCall
 from parenv.crew.crew import Crew, Product
 from parenv.crew.events import Back, Event, Lost, StepFailed
 from parenv.crew.failures import ended_by, failure_of_worker
+from parenv.crew.open_call import OpenCall
 from parenv.crew.workers import Workers
 from parenv.experience.failures import EnvFailures, FailureLog
 from parenv.experience.metrics import VECTOR_ENV, metrics_of

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from parenv import RestartPolicy, WorkerOptions
-from parenv.crew.calls import OpenCall
 from parenv.crew.crew import Crew, Product
 from parenv.crew.events import Back, Committed, Lost
+from parenv.crew.open_call import OpenCall
 from parenv.crew.restarts import Restarts
 from parenv.crew.workers import Workers
 from parenv.errors import ProtocolError, RestartLimitError, WorkerError
