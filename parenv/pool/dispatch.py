@@ -41,6 +41,10 @@ class Scheduler:
         self.version += 1
         return self.version
 
+    def resume(self, version: int) -> None:
+        """Continue to count from the newest version of another pool, before the first credit."""
+        self.version = version
+
     def patience(self, deadline: float) -> float:
         """Return the deadline for the next rollout, given the deadline of the user."""
         return deadline

@@ -33,7 +33,7 @@ from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts
 from parenv.pool.arrival import Block
 from parenv.pool.pool_plan import Plan
-from parenv.pool.versions import Synchronization, Versions
+from parenv.pool.versions import Versions
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
@@ -51,11 +51,9 @@ class Arena:
         writers: Writers of the weights, by name of each policy with a module.
         maps: Places of the weights, by the same names.
         device_memory: Memory of a device with a part of every rollout, or ``None``.
-        synchronization: Synchronization of the workers of this machine, or ``None``.
     """
 
     device_memory: DeviceMemory | None = None
-    synchronization: Synchronization | None = None
 
     def __init__(self, num_workers: int, modules: Mapping[str, Any], places: int) -> None:
         sizes = [flat_layout(module)[1] for module in modules.values()]
@@ -98,7 +96,7 @@ class Arena:
 
     def close(self) -> None:
         """Close the descriptors. The memory is freed with the last array over it. Idempotent."""
-        for part in (self.memory, self.device_memory, self.synchronization):
+        for part in (self.memory, self.device_memory):
             if part is not None:
                 part.close()
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from parenv.crew.crew import Crew, Product
 from parenv.crew.launch import inline_placement, local_launch, worker_placement
@@ -31,8 +31,27 @@ from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Synchronization, Versions
 
-Parts = tuple[contextlib.ExitStack, Arena, Versions, Crew, RolloutQueue, Spaces]
-"""Parts of a running pool. The first one closes all others."""
+
+class Parts(NamedTuple):
+    """Parts of a running pool.
+
+    Args:
+        closing: Stack that closes all others.
+        arena: Shared memory.
+        versions: Versions of the policies.
+        synchronization: Synchronization of the workers of this machine, or ``None``.
+        crew: Workers.
+        queue: Rollouts of the workers.
+        spaces: Spaces of a sub-environment.
+    """
+
+    closing: contextlib.ExitStack
+    arena: Arena
+    versions: Versions
+    synchronization: Synchronization | None
+    crew: Crew
+    queue: RolloutQueue
+    spaces: Spaces
 
 
 def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
@@ -55,10 +74,11 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         placement = _placement_for(plan, VersionMap(names, arena.maps, lambda number: versions.tables[number]))
         limit = None if plan.inline else job.options.max_memory_bytes
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker, limit)
-        launch, asked = with_launch(arena.memory.fd), None
+        launch, synchronization = with_launch(arena.memory.fd), None
         if isinstance(placement, LocalPlacement):
-            arena.synchronization = synchronization = Synchronization(arena.memory.map(), num_workers, placement)
-            launch, asked = replace(launch, descriptors=synchronization.descriptors), synchronization.asked
+            synchronization = Synchronization(arena.memory.map(), num_workers, placement)
+            stack.callback(synchronization.close)
+            launch = replace(launch, descriptors=synchronization.descriptors)
         crew = Crew(workers, job.options, lambda _: launch, processes=not plan.inline)
         stack.callback(crew.close, job.options.close_timeout_s)
         spaces, room = lay_out(plan, workers, arena, versions, crew.start())
@@ -71,8 +91,8 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         kind = partial(EpisodeQueue, spec=room.spec.groups[0]) if job.in_parts else RolloutQueue
         queue = kind(*about, observers.tell)
         product = Product(lambda worker: [room.layouts[worker]], queue.hear)
-        crew.serve(product if asked is None else product._replace(asked=asked))
-        return stack.pop_all(), arena, versions, crew, queue, spaces
+        crew.serve(product if synchronization is None else product._replace(asked=synchronization.asked))
+        return Parts(stack.pop_all(), arena, versions, synchronization, crew, queue, spaces)
 
 
 def _no_round(sequence: int) -> None:

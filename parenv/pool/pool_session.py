@@ -47,7 +47,7 @@ class PoolSession(Session):
         self.observers = Observers([plan.recorder, Observer()])
         self._accumulator = Accumulator(plan.gradient, job.layout, totals) if plan.gradient and job else None
         parts = opened(plan, self._counters, self.observers)
-        self.closing, self._arena, self.versions, self._crew, self._queue, spaces = parts
+        self.closing, self._arena, self.versions, self._synchronization, self._crew, self._queue, spaces = parts
         self.evaluator = Evaluator(self._crew, self.versions, totals, self.observers.tell)
         self.observation_space, self.action_space = spaces
         self._looks = looks(plan, self.workers, self._queue.scheduler, self._counters)
@@ -110,7 +110,7 @@ class PoolSession(Session):
     def synchronize(self) -> int:
         """Have every worker load the newest version, and return its number."""
         newest = self.versions.newest
-        synchronization = self._arena.synchronization
+        synchronization = self._synchronization
         if synchronization is not None and synchronization.can_load(newest):
             with self._timer.during("calling"):
                 synchronization.load(newest, self._queue.listen)
@@ -215,7 +215,7 @@ class PoolSession(Session):
                 "load_state_dict needs a pool that has not delivered a rollout or published a policy. Make a new pool."
             )
         self.versions.resume(state["policy_version"], state["settings"], policies)
-        self._queue.scheduler.version = state["policy_version"]
+        self._queue.scheduler.resume(state["policy_version"])
         self.evaluator.begun, self._crew.restarts = state["evaluations"], state["worker_restarts"]
         self._counters.load(state["statistics"])
         if "episodes_in_progress" in state:  # A state of parenv 0.2.0 has none.

@@ -94,7 +94,7 @@ def test_settings_are_sent_by_message() -> None:
 def test_a_worker_that_replaces_one_with_a_pending_request_loads_the_version(end: str) -> None:
     with opened(2, step_timeout_s=AT_MOST_S if end == "killed" else 1.0) as pool:
         pool.publish(weighing(1.0))
-        loading, stopped = pool._session._arena.synchronization, pid_of(pool, 0)
+        loading, stopped = pool._session._synchronization, pid_of(pool, 0)
         assert loading is not None
         os.kill(stopped, signal.SIGSTOP)
         thread = threading.Thread(target=pool.synchronize)
@@ -118,12 +118,12 @@ def test_synchronize_works_after_it_was_interrupted(monkeypatch: pytest.MonkeyPa
 
     with opened(2) as pool:
         pool.publish(weighing(1.0))
-        monkeypatch.setattr(pool._session._arena.synchronization._requests, "all_have", lambda: False)
+        monkeypatch.setattr(pool._session._synchronization._requests, "all_have", lambda: False)
         monkeypatch.setattr(pool._session._queue, "listen", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pool.synchronize()
         monkeypatch.undo()
-        assert pool._session._arena.synchronization._requests.wanted()[0] == WITHDRAWN
+        assert pool._session._synchronization._requests.wanted()[0] == WITHDRAWN
         for value in (2.0, 3.0):
             pool.publish(weighing(value))
             pool.synchronize()
