@@ -241,6 +241,18 @@ class VectorEnvUnderFire(RuleBasedStateMachine):
             for row in self.owned[worker]:
                 row.kill()
 
+    @precondition(lambda self: self.kills)
+    @rule(given=actions, raises=st.integers(0, N - 1), worker=st.integers(0, 5), first=st.booleans())
+    def raise_and_kill(self, given: list[int], raises: int, worker: int, first: bool) -> None:
+        """Kill a worker before or after a step whose results are lost with an exception."""
+        self.finish()
+        if first:
+            self.kill(worker)
+        self.step([*given[:raises], RAISES, *given[raises + 1 :]])
+        if not first:
+            self.kill(worker)
+        self.step([0] * N)
+
     def finish(self) -> None:
         """Receive all results, and reset the sub-environments that need it."""
         while self.in_flight:
