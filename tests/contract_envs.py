@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -380,7 +381,7 @@ class Failing(gym.Env[Any, Any]):
 
 
 class Echo(gym.Env[Any, Any]):
-    """Ledger that also observes its last action and its level, and raises an exception at action 3.
+    """Ledger that also observes its last action and its level. It raises an exception at action 3 and dies at 4.
 
     It is like ``parenv.testing.LedgerEnv``, and another interpreter makes it without the import of parenv.
     """
@@ -389,7 +390,7 @@ class Echo(gym.Env[Any, Any]):
 
     def __init__(self, env_id: int = 0) -> None:
         self.observation_space = spaces.Box(-1, 1 << 40, (5,), np.int64)
-        self.action_space = spaces.Discrete(4)
+        self.action_space = spaces.Discrete(5)
         self._row = np.array([env_id, -1, 0, -1, 0], np.int64)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -400,6 +401,8 @@ class Echo(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         if action == 3:
             raise ValueError("the motor is hot")
+        if action == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
         self._row[2:] = self._row[2] + 1, action, self.level
         env_id, episode, step, *_ = self._row.tolist()
         ended = step >= 1 + (env_id * 5 + episode * 3) % 7

@@ -1,7 +1,8 @@
 """Places in which a vector env can step its sub-environments, and the fixture of tests that must hold in all of them.
 
 A test with the argument ``place`` runs once for each place, except for places that cannot do what the test ``needs``.
-Places that cost much are ``more``, unless the test is ``core`` or ``one_in(n)``. Spawned workers always are.
+Places that cost much are ``more``, unless the test is ``core``, ``core`` for these places, or ``one_in(n)``. Spawned
+workers always are.
 """
 
 from __future__ import annotations
@@ -100,16 +101,13 @@ def can(place: str, *needs: str) -> bool:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "place" not in metafunc.fixturenames:
         return
-    marks = {mark.name for mark in metafunc.definition.iter_markers()}
+    marks = {mark.name: mark.args for mark in metafunc.definition.iter_markers()}
     needs = [need for mark in metafunc.definition.iter_markers("needs") for need in mark.args]
-    costs = not marks & {"core", "one_in"}
+    core: Any = PLACES if "one_in" in marks else marks["core"] or PLACES if "core" in marks else ()
+    costly = {*COSTLY} - {*core} | {SPAWNED}
     metafunc.parametrize(
         "place",
-        [
-            pytest.param(name, marks=pytest.mark.more if name == SPAWNED or (costs and name in COSTLY) else ())
-            for name in PLACES
-            if can(name, *needs)
-        ],
+        [pytest.param(name, marks=pytest.mark.more if name in costly else ()) for name in PLACES if can(name, *needs)],
         indirect=True,
     )
 

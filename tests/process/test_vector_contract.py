@@ -45,7 +45,14 @@ from placements import ELSEWHERE, IN_PROCESS, Place, can, named
 from sampling import one_in
 
 import parenv
-from parenv import ConfigurationError, NotDataError, ObservationError, ParallelVectorEnv, SubEnvironmentError
+from parenv import (
+    ConfigurationError,
+    NotDataError,
+    ObservationError,
+    ParallelVectorEnv,
+    SubEnvironmentError,
+    WorkerDiedError,
+)
 from parenv.testing.ledger import ledger_reward
 
 pytestmark = pytest.mark.timeout(300)
@@ -1021,6 +1028,37 @@ def test_each_exception_of_several_environments_is_one_line_of_gymnasiums_logger
             fail_in(where, envs, np.array([True, False, True]))
     shown = sorted(str(line.message) for line in lines)
     assert [re.search(r"env_id (\d) \(worker \d\) raised KeyError", line)[1] for line in shown] == ["0", "2"]
+
+
+@pytest.mark.core
+@pytest.mark.needs("workers")
+def test_the_death_of_a_worker_is_an_error_and_closes_the_vector_env(place: Place) -> None:
+    with place(named("Echo")) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(WorkerDiedError, match=r"worker 0 .* by SIGKILL during env\.step\(\) of env_id 0"):
+            envs.step(np.array([4, 0, 0]))
+        assert envs.closed
+        with pytest.raises(ClosedEnvironmentError):
+            envs.reset()
+
+
+@pytest.mark.core
+@pytest.mark.needs("workers")
+def test_a_worker_that_dies_in_a_step_is_restarted_and_the_others_continue(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with place(named("Echo"), on_worker_death="restart", autoreset_mode="SameStep") as envs:
+        envs.reset(seed=0)
+        first, *others = envs.call("pid")
+        infos = envs.step(np.array([4, 0, 0]))[4]
+        lost = [True, *(pid == first for pid in others)]
+        assert infos["worker_restarted"].tolist() == infos["_worker_restarted"].tolist() == lost
+        assert infos["ended_by"][0] == "worker_died"
+        figures = envs.statistics()
+        assert figures.worker_restarts == envs.metrics()["workers/restarts"] == 1
+        assert figures.lost_episodes == {"worker_died": sum(lost)}
+        assert first not in envs.call("pid")
+    assert any("is restarted" in record.message for record in caplog.records)
 
 
 # Arguments.

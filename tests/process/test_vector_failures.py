@@ -225,53 +225,6 @@ def test_the_error_for_a_dead_worker_names_the_environment_and_the_operation(
         envs.close()
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize("act", [kill_oneself, leave], ids=["SIGKILL", "exit"])
-def test_a_restarted_worker_truncates_its_episodes_and_disturbs_no_other(
-    mode: AutoresetMode, act: Callable[[], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    reference = ParallelVectorEnv([lambda i=i: LedgerEnv(i) for i in range(N)], num_workers=0, autoreset_mode=mode)  # type: ignore[misc]
-    envs = ParallelVectorEnv(
-        some_faulty("step", act, once=tmp_path / "done"), num_workers=2, autoreset_mode=mode, on_worker_death="restart"
-    )
-    with contextlib.closing(envs), contextlib.closing(reference):
-        last, _ = envs.reset(seed=1)
-        reference.reset(seed=1)
-        ended = reference_ended = np.zeros(N, bool)
-        for step in range(30):
-            if mode is AutoresetMode.DISABLED and ended.any():
-                last, _ = envs.reset(options={"reset_mask": ended})
-            if mode is AutoresetMode.DISABLED and reference_ended.any():
-                reference.reset(options={"reset_mask": reference_ended})
-            was_ended = ended
-            found = envs.step(actions_for(3) if step == 4 else actions_for())
-            expected = reference.step(actions_for())
-            reference_ended = expected[2] | expected[3]
-            for mine, theirs in zip(found[:4], expected[:4], strict=True):
-                assert np.array_equal(mine[:3], theirs[:3])
-            observations, rewards, terminated, truncated, infos = found
-            if step == 4:
-                flagged = infos["worker_restarted"] & infos["_worker_restarted"]
-                assert (
-                    flagged.tolist()
-                    == [False] * 3 + (~was_ended[3:] if mode is AutoresetMode.NEXT_STEP else np.ones(3, bool)).tolist()
-                )
-                assert np.array_equal(truncated[3:], flagged[3:])
-                assert not terminated[3:].any()
-                assert not rewards[3:].any()
-                kept = np.flatnonzero(flagged)
-                if mode is AutoresetMode.SAME_STEP:
-                    assert [infos["final_obs"][i].tolist() for i in kept] == last[kept].tolist()
-                    assert observations[kept, 1:].tolist() == [[0, 0]] * 3
-                else:
-                    assert np.array_equal(observations[kept], last[kept])
-            else:
-                assert "worker_restarted" not in infos
-            last, ended = observations, terminated | truncated
-        assert any("is restarted" in record.message for record in caplog.records)
-
-
 def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
         some_faulty("reset", kill_oneself, once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
@@ -534,31 +487,6 @@ def test_a_slow_worker_within_the_limit_is_not_aborted() -> None:
     with contextlib.closing(envs):
         envs.reset()
         assert envs.step(actions_for(3))[0][:, 2].tolist() == [1] * N
-
-
-def test_with_send_and_recv_a_restart_flags_pending_rows_now_and_idle_rows_later(tmp_path: Path) -> None:
-    envs = ParallelVectorEnv(
-        some_faulty("step", kill_oneself, once=tmp_path / "done"),
-        num_workers=2,
-        batch_size=2,
-        on_worker_death="restart",
-    )
-    with contextlib.closing(envs):
-        envs.reset()
-        envs.send(np.array([1, 0]), [3, 4])
-        _, _, _, truncated, infos = envs.recv()
-        assert sorted(infos["env_id"].tolist()) == [3, 4]
-        assert truncated.all()
-        assert infos["worker_restarted"].all()
-        envs.send(np.array([0, 0]), [0, 5])
-        observations, _, _, truncated, infos = envs.recv()
-        rows = dict(zip(infos["env_id"].tolist(), range(2), strict=True))
-        assert not truncated[rows[0]]
-        assert truncated[rows[5]]
-        assert infos["worker_restarted"].tolist() == [env_id == 5 for env_id in infos["env_id"]]
-        envs.send(np.array([0, 0]), [3, 5])
-        observations, *_ = envs.recv()
-        assert observations[:, 1:].tolist() == [[0, 0], [0, 0]]
 
 
 class RaisesOrDies(LedgerEnv):

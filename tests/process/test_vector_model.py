@@ -20,12 +20,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from inside import kill
-from placements import Place, named
+from placements import HOSTS, Place, named
 
 from parenv import ParallelVectorEnv, RestartPolicy, WorkerDiedError
 
 N = 5
-RAISES = 3
+RAISES, DIES = 3, 4
 OFTEN = {"restart": RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3)}
 # Hypothesis does not shrink failures, because an example starts processes and depends on the timing of signals.
 SETTINGS = settings(
@@ -33,8 +33,8 @@ SETTINGS = settings(
 )
 LATE_S = 120.0
 each_row = st.lists(st.booleans(), min_size=N, max_size=N).filter(any)
-# One action in eight raises, or few steps of all rows would succeed.
-actions = st.lists(st.sampled_from([0, 1, 2] * 5 + [RAISES]), min_size=N, max_size=N)
+# Few actions raise or kill the worker, or few steps of all rows would succeed.
+actions = st.lists(st.sampled_from([0, 1, 2] * 10 + [RAISES] * 2 + [DIES]), min_size=N, max_size=N)
 
 
 @dataclass
@@ -117,9 +117,9 @@ class Row:
         assert found, f"env_id {self.env_id} cannot raise in a step that only resets"
         self.states = found
 
-    def possible(self, action: int) -> int:
-        """Return another action if this one raises and the step can only reset."""
-        return action % RAISES if all(map(self._resets, self.states)) else action
+    def only_resets(self) -> bool:
+        """Return whether the next step only resets in every possible state."""
+        return all(map(self._resets, self.states))
 
     def _ways(self, state: State, action: int) -> list[tuple[Result | None, State]]:
         found: list[tuple[Result | None, State]] = []
@@ -130,7 +130,7 @@ class Row:
             if self._resets(state) or not self.is_sure:
                 begun = State(self._fresh(), state.kills - 1)
                 found.append((Result(begun.envs.reset()[0][0].tolist()), begun))
-        if action == RAISES and not self._resets(state):
+        if action >= RAISES and not self._resets(state):
             return found
         return [(self._stepped(state, action), state), *found]
 
@@ -161,17 +161,18 @@ class VectorEnvUnderFire(RuleBasedStateMachine):
     """State machine whose rules use a vector env and kill its workers."""
 
     place: Place
+    mode: AutoresetMode
     kills: bool
     envs: ParallelVectorEnv
 
-    @initialize(mode=st.sampled_from(list(AutoresetMode)), most=st.integers(1, 3), on_one_core=st.booleans())
-    def start(self, mode: AutoresetMode, most: int, on_one_core: bool) -> None:
+    @initialize(most=st.integers(1, 3), on_one_core=st.booleans())
+    def start(self, most: int, on_one_core: bool) -> None:
         self.everywhere = os.sched_getaffinity(0)
         if on_one_core:  # Workers and this process then take turns in another order.
             os.sched_setaffinity(0, {max(self.everywhere)})
         restarts: Any = {} if self.place.name == "in_process" else {"on_worker_death": "restart", "workers": OFTEN}
-        self.envs = self.place(named("Echo", N), most=most, autoreset_mode=mode, **restarts)
-        self.rows = [Row(env_id, mode) for env_id in range(N)]
+        self.envs = self.place(named("Echo", N), most=most, autoreset_mode=self.mode, **restarts)
+        self.rows = [Row(env_id, self.mode) for env_id in range(N)]
         pids = self.envs.call("pid")
         self.owned = [
             [row for row in self.rows if pids[row.env_id] == pid]
@@ -184,7 +185,7 @@ class VectorEnvUnderFire(RuleBasedStateMachine):
     @rule(given=actions)
     def step(self, given: list[int]) -> None:
         self.finish()
-        given = [row.possible(action) for row, action in zip(self.rows, given, strict=True)]
+        given = [self.possible(row, action) for row, action in zip(self.rows, given, strict=True)]
         try:
             returned = self.envs.step(np.array(given))
         except ValueError as error:
@@ -205,7 +206,7 @@ class VectorEnvUnderFire(RuleBasedStateMachine):
         self.reset_ended()
         ids = [i for i in np.flatnonzero(chosen).tolist() if i not in self.in_flight and not self.rows[i].needs_reset]
         if ids:
-            self.in_flight |= {i: self.rows[i].possible(given[i]) for i in ids}
+            self.in_flight |= {i: self.possible(self.rows[i], given[i]) for i in ids}
             self.envs.send(np.array([self.in_flight[i] for i in reversed(ids)]), ids[::-1])
 
     @rule(more=st.integers(0, N - 1))
@@ -252,6 +253,17 @@ class VectorEnvUnderFire(RuleBasedStateMachine):
         if not first:
             self.kill(worker)
         self.step([0] * N)
+
+    def possible(self, row: Row, action: int) -> int:
+        """Return an action whose result the model can tell, and note the death of a worker by it."""
+        owned = next((owned for owned in self.owned if row in owned), [])
+        if action >= RAISES and (row.only_resets() or (action == DIES and not (self.kills and owned))):
+            return action % RAISES
+        if action == DIES:
+            self.killed += 1
+            for other in owned:
+                other.kill()
+        return action
 
     def finish(self) -> None:
         """Receive all results, and reset the sub-environments that need it."""
@@ -317,20 +329,24 @@ class VectorEnvUnderFire(RuleBasedStateMachine):
 
 
 EXAMPLES = [
-    pytest.param(False, 4, 100, id="calm"),
-    pytest.param(True, 4, 25, id="few deaths"),
-    pytest.param(False, 30, 300, marks=pytest.mark.more, id="long and calm"),
-    pytest.param(True, 30, 60, marks=pytest.mark.more, id="many deaths"),
-    pytest.param(True, 300, 100, marks=pytest.mark.soak, id="long"),
+    pytest.param(False, 2, 100, id="calm"),
+    pytest.param(True, 8, 20, id="few deaths"),
+    pytest.param(False, 10, 300, marks=pytest.mark.more, id="long and calm"),
+    pytest.param(True, 20, 40, marks=pytest.mark.more, id="many deaths"),
+    pytest.param(True, 100, 100, marks=pytest.mark.soak, id="long"),
 ]
 
 
+@pytest.mark.core(HOSTS)
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("warnings_are_expected")
 @pytest.mark.filterwarnings("ignore:.*raised ValueError")
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 @pytest.mark.parametrize(("kills", "examples", "calls"), EXAMPLES)
-def test_every_result_is_one_that_sync_vector_env_returns(kills: bool, examples: int, calls: int, place: Place) -> None:
+def test_every_result_is_one_that_sync_vector_env_returns(
+    kills: bool, examples: int, calls: int, mode: AutoresetMode, place: Place
+) -> None:
     run_state_machine_as_test(
-        type("Machine", (VectorEnvUnderFire,), {"place": place, "kills": kills}),
+        type("Machine", (VectorEnvUnderFire,), {"place": place, "mode": mode, "kills": kills}),
         settings=settings(SETTINGS, max_examples=examples, stateful_step_count=calls, derandomize=examples < 100),
     )
