@@ -320,3 +320,8 @@ def _check_next(one: Lived, following: Lived) -> None:
         assert begun_anew, (one, following)
     else:
         assert now == [env_id, life, episode, step, *agent], (one, following)
+
+
+def made(env_id: int, place: Place, kills: bool, folder: str) -> FaultyEnv:
+    """Return an environment with a fault, from plain data."""
+    return FaultyEnv(env_id, Fault(place, kills, Path(folder)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from placements import host_keys, place, pytest_generate_tests  # noqa: F401
+from pool_places import pool_place  # noqa: F401
 
 from parenv.crew import launch
 from parenv.envs.step_cost import StepCost

@@ -1,4 +1,4 @@
-"""Check that no transition is wrong after a fault, for all places of faults, ways of stepping and reactions."""
+"""Check that no transition is wrong after a fault, for all places of faults and of workers, and all reactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from faults import (
     FaultyTurns,
     Ledger,
     Lived,
-    Place,
     SimulatorError,
     audit,
     choose,
@@ -30,48 +29,58 @@ from faults import (
     note_worker,
     write_down,
 )
+from faults import Place as FaultPlace
 from nets import ChoosingNet
+from pool_places import (
+    ELSEWHERE,
+    FORKS,
+    HOSTS,
+    IN_PROCESS,
+    PLACES,
+    REFUSED,
+    STEP_WORKERS,
+    Place,
+    can,
+    faulty_anywhere,
+)
+from sampling import one_in
 
 from parenv import (
-    AsyncWorkerPool,
     ConfigurationError,
     GradientOptions,
     ParallelVectorEnv,
     RestartPolicy,
+    SubEnvironmentError,
     TorchPolicy,
+    WorkerError,
     WorkerOptions,
 )
 
-Way = Literal["single", "threads", "step workers", "native batch", "parallel agents", "AEC agents"]
+Kind = Literal["single", "native batch", "parallel agents", "AEC agents"]
 Consequence = Literal["error", "replace", "restart", "death"]
 SOON = RestartPolicy(backoff_s=1e-3, max_backoff_s=2e-3)
 ON_ENV_ERROR = {"error": "raise", "replace": "restart_env", "restart": "restart_worker", "death": "raise"}
-REFUSED = {
-    ("step workers", "replace"): "cannot be used with step_workers",
-    ("native batch", "replace"): "needs single sub-environments",
-}
+WAYS: list[tuple[str, Kind]] = [
+    *((FORKS, kind) for kind in get_args(Kind)),
+    *((name, "single") for name in PLACES if name != FORKS),
+    (HOSTS, "parallel agents"),
+    (HOSTS, "AEC agents"),
+]
+"""Places of workers, and kinds of environments there."""
 WORKERS = [{0, 1}, {2, 3}]
 """Sub-environments of each worker. The first worker has the one with the fault."""
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
-def makers(way: Way, fault: Fault) -> Any:
-    """Return factories of environments with a fault for a way of stepping."""
-    if way == "native batch":
+def makers(name: str, kind: Kind, fault: Fault) -> Any:
+    """Return factories of environments with a fault."""
+    if kind == "native batch":
         return functools.partial(faulty_batch, fault)
-    kind = {"parallel agents": FaultyAgents, "AEC agents": FaultyTurns}.get(way, FaultyEnv)
-    return [functools.partial(kind, env_id, fault) for env_id in range(NUM_ENVS)]
-
-
-def options(way: Way, consequence: Consequence) -> WorkerOptions:
-    return WorkerOptions(
-        restart=SOON,
-        on_env_error=ON_ENV_ERROR[consequence],  # type: ignore[arg-type]
-        step_threads=2 if way == "threads" else 1,
-        step_workers=2 if way == "step workers" else None,
-        setup_fn=note_worker,
-    )
+    if name == ELSEWHERE:
+        return faulty_anywhere(NUM_ENVS, fault)
+    made = {"parallel agents": FaultyAgents, "AEC agents": FaultyTurns}.get(kind, FaultyEnv)
+    return [functools.partial(made, env_id, fault) for env_id in range(NUM_ENVS)]
 
 
 def policy_of(agent: str, episode: Any) -> str:
@@ -81,8 +90,8 @@ def policy_of(agent: str, episode: Any) -> str:
 class Learner:
     """Learner that does not learn, and publishes after each rollout a version that returns its number."""
 
-    def __init__(self, way: Way, fault: Fault) -> None:
-        self.named, self.fault, self.number = "agents" in way, fault, 0
+    def __init__(self, kind: Kind, fault: Fault) -> None:
+        self.named, self.fault, self.number = "agents" in kind, fault, 0
         self.gradients = fault.place == "loss"
 
     def policy(self) -> Any:
@@ -114,9 +123,9 @@ def has_the_fault(rollout: Any) -> bool:
     return bool((target & (rollout.observations[..., 2] == EPISODE)).any())
 
 
-def collected(way: Way, consequence: Consequence, fault: Fault, mode: Any) -> Ledger:
+def collected(at: Place, kind: Kind, consequence: Consequence, fault: Fault, mode: Any) -> Ledger:
     """Collect until the fault has happened and each agent has more than 30 transitions, and return them."""
-    learner, ledger = Learner(way, fault), Ledger()
+    learner, ledger = Learner(kind, fault), Ledger()
 
     def postprocess(policy: Any, rollout: Any) -> Any:
         if has_the_fault(rollout):
@@ -132,9 +141,10 @@ def collected(way: Way, consequence: Consequence, fault: Fault, mode: Any) -> Le
     gradient: dict[str, Any] = {
         "parallelism": "gradient", "loss_fn": loss_fn, "gradient": GradientOptions(keep_rollouts=True),
     }  # fmt: skip
-    with AsyncWorkerPool(
-        makers(way, fault), learner.policy(), policy_of=policy_of if learner.named else None,
-        num_envs=NUM_ENVS, num_workers=2, mode=mode, rollout_length=3, seed=5, workers=options(way, consequence),
+    workers = {"restart": SOON, "on_env_error": ON_ENV_ERROR[consequence], "setup_fn": note_worker}
+    with at.pool(
+        makers(at.name, kind, fault), learner.policy(), policy_of=policy_of if learner.named else None,
+        num_envs=NUM_ENVS, mode=mode, rollout_length=3, seed=5, workers=workers,
         **(gradient if learner.gradients else {"postprocess": postprocess}),
     ) as pool:  # fmt: skip
         for rollout in rollouts_of(pool, learner, ledger):
@@ -144,18 +154,18 @@ def collected(way: Way, consequence: Consequence, fault: Fault, mode: Any) -> Le
     return ledger
 
 
-def replaced_after(way: Way, place: Place, consequence: Consequence) -> list[set[int]]:
+def replaced_after(name: str, place: FaultPlace, consequence: Consequence) -> list[set[int]]:
     """Return the possible sets of sub-environments that are replaced after a fault."""
     if place == "load":
         return WORKERS
-    dies_alone = way == "step workers" and place in ("reset", "step") and consequence == "death"
+    dies_alone = name == STEP_WORKERS and place in ("reset", "step") and consequence == "death"
     return [{TARGET}] if consequence == "replace" or dies_alone else WORKERS[:1]
 
 
-def check_episodes(ledger: Ledger, way: Way, lost_by: str) -> None:
+def check_episodes(ledger: Ledger, kind: Kind, lost_by: str) -> None:
     """Check that every episode with a delivered step is listed once, with its delivered part and its reason to end."""
     wanted, listed = episodes_lived(ledger, lost_by), sorted_by_env(ledger.episodes)
-    if way == "AEC agents":
+    if kind == "AEC agents":
         # Lengths count the turns of all agents. The last turn may have no reward yet, and may be the only turn.
         listed = [one for one in listed if one[1:3] != (lost_by, 0.0)]
         each = zip(wanted, listed, strict=True)
@@ -175,31 +185,55 @@ def last_states_of_the_first_life(ledger: Ledger) -> set[tuple[int, ...]]:
     return {max(tuple(one.following[2:4]) for one in lived if one.observation[1] == first) for lived in lives}
 
 
-@pytest.mark.one_in(19)
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("consequence", get_args(Consequence))
-@pytest.mark.parametrize("way", get_args(Way))
-@pytest.mark.parametrize("place", get_args(Place))
+def is_possible(name: str, place: FaultPlace, consequence: Consequence) -> bool:
+    """Return whether a fault can happen to the workers of a place."""
+    return can(name, *["processes"] * (consequence == "death"), *["loading"] * (place == "load"))
+
+
+@pytest.mark.one_in(17)
+@pytest.mark.parametrize(
+    ("pool_place", "kind", "where", "consequence", "mode"),
+    [
+        case
+        for case in one_in(2, WAYS, get_args(FaultPlace), get_args(Consequence), ["sync", "async"])
+        if is_possible(case.values[0], *case.values[2:4])
+    ],
+    indirect=["pool_place"],
+)
 def test_no_transition_is_wrong_around_a_fault(
-    place: Place, way: Way, consequence: Consequence, mode: Any, tmp_path: Path
+    pool_place: Place, kind: Kind, where: FaultPlace, consequence: Consequence, mode: Any, tmp_path: Path
 ) -> None:
-    fault = Fault(place, consequence == "death", tmp_path)
-    if refusal := REFUSED.get((way, consequence)):
+    fault, name = Fault(where, consequence == "death", tmp_path), pool_place.name
+    refusal = REFUSED.get((name, ON_ENV_ERROR[consequence]))
+    if kind == "native batch" and consequence == "replace":
+        refusal = "needs single sub-environments"
+    if refusal:
         with pytest.raises(ConfigurationError, match=refusal):
-            collected(way, consequence, fault, mode)
-    elif consequence == "error" or (consequence != "death" and place not in ("reset", "step")):
-        with pytest.raises(SimulatorError, match="the motor is hot"):
-            collected(way, consequence, fault, mode)
+            collected(pool_place, kind, consequence, fault, mode)
+    elif consequence == "error" or (consequence != "death" and where not in ("reset", "step")):
+        of_env = where in ("reset", "step")
+        # This process cannot import a class that another interpreter has read from a file.
+        with pytest.raises(
+            WorkerError if of_env and name == ELSEWHERE else SimulatorError, match="the motor is hot"
+        ) as raised:
+            collected(pool_place, kind, consequence, fault, mode)
+        if of_env:
+            cause = raised.value.__cause__
+            assert isinstance(cause, SubEnvironmentError)
+            # A worker that steps a vector env does not know which sub-environment has raised.
+            known = (None, "step") if name == STEP_WORKERS or kind == "native batch" else (TARGET, where)
+            assert (cause.worker, cause.env_id, cause.doing) == (0, *known)
+            assert "faults.py" in cause.remote_traceback or name == IN_PROCESS
     else:
-        ledger = collected(way, consequence, fault, mode)
-        assert audit(ledger) in replaced_after(way, place, consequence)
+        ledger = collected(pool_place, kind, consequence, fault, mode)
+        assert audit(ledger) in replaced_after(name, where, consequence)
         lost_by = "worker_died" if consequence == "death" else "environment_error"
-        check_episodes(ledger, way, lost_by)
-        if place == "step":
+        check_episodes(ledger, kind, lost_by)
+        if where == "step":
             assert lost_by in {ended_by for _, ended_by, *_ in ledger.episodes}
         if consequence == "replace":
             assert last_states_of_the_first_life(ledger) == {
-                (EPISODE, 1 if place == "step" else length(TARGET, EPISODE))
+                (EPISODE, 1 if where == "step" else length(TARGET, EPISODE))
             }
 
 
@@ -237,11 +271,11 @@ def stepped(pool_options: dict[str, Any], fault: Fault, num_steps: int = 60) -> 
 @pytest.mark.usefixtures("a_step_takes_a_millisecond")
 @pytest.mark.parametrize("consequence", ["error", "death"])
 @pytest.mark.parametrize("caller_steps", [False, True])
-@pytest.mark.parametrize("place", ["reset", "step"])
+@pytest.mark.parametrize("where", ["reset", "step"])
 def test_no_step_of_a_vector_env_is_wrong_around_a_fault(
-    place: Place, caller_steps: bool, consequence: Consequence, tmp_path: Path
+    where: FaultPlace, caller_steps: bool, consequence: Consequence, tmp_path: Path
 ) -> None:
-    fault = Fault(place, consequence == "death", tmp_path)
+    fault = Fault(where, consequence == "death", tmp_path)
     how: dict[str, Any] = {"num_workers": 1 if caller_steps else 2, "caller_steps": caller_steps}
     if consequence == "error":
         with pytest.raises(SimulatorError, match="the motor is hot"):
