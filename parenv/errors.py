@@ -260,13 +260,17 @@ class RestartLimitError(WorkerError):
     Fix the cause of the deaths, or allow more of them with ``RestartPolicy(max_restarts=...)``.
 
     Attributes:
-        deaths: Errors of the deaths, in order. Only the last ones are kept.
+        deaths: Errors of the deaths, in order. Only the last ones are kept. Empty for the death of a process of
+            ``step_workers``, whose errors are in the message only.
 
     >>> deaths = [WorkerDiedError(worker=1, env_ids=[2, 3], pid=pid, doing="step", signal=9) for pid in (4321, 4330)]
     >>> error = RestartLimitError(1, [2, 3], deaths)
     >>> error.worker, len(error.deaths)
     (1, 2)
     """
+
+    # An error that another process has raised is made again without its constructor.
+    deaths: tuple[Exception, ...] = ()
 
     def __init__(self, worker: int, env_ids: Sequence[int], deaths: Sequence[Exception]) -> None:
         listed = "\n".join(f"{number}. {_named(death)}" for number, death in enumerate(deaths, 1))
