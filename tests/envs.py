@@ -269,3 +269,18 @@ class Masked(Drawn):
 
     def _mask(self) -> dict[str, Any]:
         return {"action_mask": np.arange(2) == (self.steps // 2) % 2}
+
+
+def broken(env_id: int, how: str) -> Acting:
+    """Return a ledger that ends or stops its process in the second step of each life, from plain data."""
+    return Acting(env_id, functools.partial(_in_second_step, {"dies": kill_oneself, "hangs": sleep_long}[how]))
+
+
+def _in_second_step(act: Callable[[], object], env: Acting) -> None:
+    if env.steps == 1:
+        act()
+
+
+def paid() -> Plain:
+    """Return an environment whose reward is the action."""
+    return Plain(action_space=spaces.Discrete(1000), length=5, reward=float)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CANNOT: dict[str, dict[str, str]] = {
     "processes": {IN_PROCESS: "the only process is the one that runs the test"},
     "loading": {IN_PROCESS: "the process that publishes a policy acts with it, and loads none"},
-    "agents": {ELSEWHERE: "named policies refuse another interpreter"},
+    "agents": {
+        STEP_WORKERS: "the vector env of a worker has single agents only",
+        ELSEWHERE: "named policies refuse another interpreter",
+    },
     "draws": {
         IN_PROCESS: "one process draws the random numbers of all workers",
         STEP_WORKERS: "the policy draws random numbers for each half",
@@ -98,7 +101,7 @@ def places(*needs: str) -> list[Any]:
     return [pytest.param(name, marks=marks) for name, marks in marked.items()]
 
 
-def cases(options: Iterable[Any], *needs: str) -> list[Any]:
+def cases(options: Collection[Any], *needs: str) -> list[Any]:
     """Return parameters of ``pool_place`` and another parameter, whose values may have a tuple of needs beside them."""
     found = []
     for name in PLACES:

@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
+import envs
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -20,9 +21,19 @@ from audits import until
 from envs import Acting, Plain, once
 from inside import pid_of
 from policies import lean, zeros
+from pool_places import Place, places
 from scripted_agents import Scripted, ScriptedTurns
 
-from parenv import AsyncWorkerPool, ConfigurationError, Policy, PoolClosedError, RolloutsByPolicy, Stop, TorchPolicy
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    Policy,
+    PoolClosedError,
+    RolloutsByPolicy,
+    Stop,
+    TorchPolicy,
+    entry_point,
+)
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
 
@@ -91,11 +102,11 @@ def test_rollouts_continue_during_an_evaluation(mode: Any, tmp_path: Path) -> No
         assert sorted(found.episodes.env_ids.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("pool_place", places(), indirect=True)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_an_evaluation_keeps_its_version_while_newer_ones_are_published(mode: Any, num_workers: int) -> None:
+def test_an_evaluation_keeps_its_version_while_newer_ones_are_published(mode: Any, pool_place: Place) -> None:
     agent = Payer()
-    with AsyncWorkerPool(Paid, agent, num_envs=4, num_workers=num_workers, mode=mode, rollout_length=2) as pool:
+    with pool_place.pool(entry_point(f"{envs.__file__}:paid"), agent, num_envs=4, mode=mode, rollout_length=2) as pool:
         evaluated = []
         pending = pool.evaluate(7, wait=False)
         for rollout in pool.rollouts(Stop(seconds=PATIENCE_S)):

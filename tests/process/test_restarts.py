@@ -23,7 +23,6 @@ from parenv import (
     AsyncWorkerPool,
     EpisodeStatistics,
     Policy,
-    RestartLimitError,
     RestartPolicy,
     Stop,
     TorchPolicy,
@@ -107,29 +106,6 @@ def test_the_broken_episode_is_marked_and_seeds_are_fresh() -> None:
         assert (third.observations[0] == second.last_observations).all()
 
 
-def test_too_many_deaths_are_one_error_that_carries_all_of_them() -> None:
-    def die(env: Any) -> None:
-        if env.steps == 1:
-            os.kill(os.getpid(), signal.SIGSEGV)
-
-    workers = WorkerOptions(restart=RestartPolicy(max_restarts=2, backoff_s=1e-3))
-    makers = [lambda: LedgerEnv(0), lambda: Acting(1, die, max_length=99)]
-    with AsyncWorkerPool(makers, zeros, num_workers=2, mode="sync", workers=workers) as pool:
-        with pytest.raises(RestartLimitError, match=r"worker 1 \(env_ids 1\) has died 3 times") as caught:
-            next(pool.rollouts())
-        assert [type(death) for death in caught.value.deaths] == [WorkerDiedError] * 3
-        assert "SIGSEGV during env.step()" in str(caught.value)
-        assert pool.closed
-
-
-def test_without_a_restart_policy_a_death_ends_the_pool() -> None:
-    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, workers=WorkerOptions(restart=None)) as pool:
-        kill(pool, 1)
-        with pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL"):
-            list(pool.rollouts())
-        assert pool.closed
-
-
 def test_a_call_that_kills_its_worker_is_an_error_and_the_pool_stays_usable() -> None:
     factories = [functools.partial(Acting, env_id) for env_id in range(2)]
     with AsyncWorkerPool(factories, zeros, num_workers=2, mode="sync", rollout_length=4, workers=OFTEN) as pool:
@@ -176,21 +152,6 @@ class Weight(torch.nn.Module):
     def act(self, observations: Any) -> Any:
         batch = len(observations)
         return torch.zeros(batch, dtype=torch.int64), self.value.expand(batch)
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_replacement_acts_by_the_newest_version(mode: Any) -> None:
-    policy = TorchPolicy(Weight(), "act", ("actions", "value"))
-    with AsyncWorkerPool(ledgers(2), policy, num_workers=2, mode=mode, rollout_length=4, workers=OFTEN) as pool:
-        for i, rollout in enumerate(pool.rollouts(Stop(env_steps=2000))):
-            assert (rollout.extras["value"] == rollout.policy_version).all()
-            with torch.no_grad():
-                policy.module.value += 1
-            pool.publish(policy)
-            if i % 30 == 7:
-                kill(pool, i % 2)
-        assert pool.statistics().worker_restarts > 0
 
 
 def test_gradients_of_the_dead_are_never_applied_and_rounds_complete() -> None:

@@ -38,26 +38,6 @@ def scorer(value: float = 0.0) -> TorchPolicy:
     return TorchPolicy(Scorer(value), "act", ("actions", "weight", "count"))
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize(("num_envs", "num_workers"), [(3, 0), (4, 1), (5, 2), (7, 3)])
-def test_every_transition_arrives_once_in_order_with_its_true_next_observation(
-    mode: Any, num_envs: int, num_workers: int
-) -> None:
-    expected: dict[int, tuple[int, ...]] = {}
-    audited = 0
-    with AsyncWorkerPool(
-        ledgers(num_envs), zeros, num_workers=num_workers, mode=mode, rollout_length=11, prefetch=2
-    ) as pool:
-        for rollout in pool.rollouts(Stop(env_steps=11 * num_envs * 20)):
-            audited += check_ledger(rollout, expected)
-            assert rollout.rewards.shape == (11, len(rollout.env_ids))
-            assert (rollout.worker is None) == (mode == "sync")
-    assert audited >= 11 * num_envs * 20
-    if mode == "sync":
-        assert set(expected) == set(range(num_envs))
-
-
 def test_a_sync_rollout_is_one_block_without_a_copy() -> None:
     with AsyncWorkerPool(ledgers(5), zeros, num_workers=2, mode="sync", rollout_length=4) as pool:
         for rollout in pool.rollouts(Stop(env_steps=200)):
@@ -128,26 +108,6 @@ def test_the_end_of_a_stream_loses_no_rollout_in_progress() -> None:
         for _ in range(6):
             for rollout in pool.rollouts(Stop(env_steps=20)):
                 check_ledger(rollout, expected)
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_rollouts_are_by_the_published_version(mode: Any, num_workers: int) -> None:
-    policy = scorer()
-    with AsyncWorkerPool(ledgers(4), policy, num_workers=num_workers, mode=mode, rollout_length=3) as pool:
-        for rollout in pool.rollouts(Stop(env_steps=300)):
-            assert (rollout.extras["weight"] == rollout.policy_version).all()
-            assert (rollout.extras["count"] == rollout.policy_version).all()
-            assert rollout.policy_lag == pool.policy_version - rollout.policy_version
-            if mode == "sync":
-                assert rollout.policy_lag == 0
-            with torch.no_grad():
-                policy.module.weight += 1
-                policy.module.count += 1
-            assert pool.publish(policy) == pool.policy_version
-        lag = pool.statistics().policy_lag
-    assert sum(lag.values()) == pool.statistics().rollouts
 
 
 def test_weights_may_be_published_as_policy_module_or_state_dict() -> None:
@@ -247,15 +207,6 @@ class TorchCounter(torch.nn.Module):
 
     def act(self, observations: torch.Tensor, carry: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.zeros(len(observations), dtype=torch.int64), carry.clone(), carry + 1
-
-
-@pytest.mark.parametrize(
-    "policy", [Counter(), TorchPolicy(TorchCounter(), "act", ("actions", "steps", "carry"))], ids=["numpy", "torch"]
-)
-def test_the_carry_lasts_across_rollouts_and_is_reset_with_each_episode(policy: Any) -> None:
-    with AsyncWorkerPool(ledgers(3), policy, num_workers=1, rollout_length=4) as pool:
-        for rollout in pool.rollouts(Stop(env_steps=240)):
-            assert (rollout.extras["steps"] == 10 + rollout.observations[..., 2]).all()
 
 
 def test_postprocess_runs_on_the_worker_with_the_user_s_policy_and_tensors() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from inside import pid_of
 from policies import zeros
+from pool_places import Place, places
 
 from parenv import (
     AsyncWorkerPool,
@@ -95,23 +96,21 @@ def train(pool: AsyncWorkerPool, module: Any, rounds: int) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_resumed_sync_run_equals_an_uninterrupted_run(num_workers: int, tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {
-        "num_envs": 4, "num_workers": num_workers, "mode": "sync", "rollout_length": 6, "seed": 3,
-    }  # fmt: skip
+@pytest.mark.parametrize("pool_place", places("states"), indirect=True)
+def test_a_resumed_sync_run_equals_an_uninterrupted_run(pool_place: Place, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"num_envs": 4, "mode": "sync", "rollout_length": 6, "seed": 3}
     module = Recurrent()
-    with AsyncWorkerPool(walk, recurrent(module), **arguments) as pool:
+    with pool_place.pool(walk, recurrent(module), **arguments) as pool:
         whole = train(pool, module, 8)
         steps, evaluated = pool.statistics().env_steps, pool.evaluate(3, deterministic=False).returns.tolist()
     module = Recurrent()
-    with AsyncWorkerPool(walk, recurrent(module), **arguments) as pool:
+    with pool_place.pool(walk, recurrent(module), **arguments) as pool:
         first = train(pool, module, 4)
         save_checkpoint(tmp_path / "run", {"pool": pool.state_dict(), "module": module.state_dict()})
     saved = load_checkpoint(tmp_path / "run")
     module = Recurrent()
     module.load_state_dict(saved["module"])
-    with AsyncWorkerPool(walk, recurrent(module), **arguments) as pool:
+    with pool_place.pool(walk, recurrent(module), **arguments) as pool:
         assert pool.load_state_dict(saved["pool"]) == []
         assert pool.policy_version == 4
         second = train(pool, module, 4)

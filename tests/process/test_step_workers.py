@@ -8,54 +8,17 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from envs import Acting, kill_oneself, ledgers, slow, taken
-from policies import Counter, lean, zeros
+from policies import lean, zeros
 
-from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop, TorchPolicy, WorkerOptions
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, TorchPolicy, WorkerOptions
 from parenv.policy.policy import Action
-from parenv.testing import check_ledger
 
 N = 5
 pytestmark = pytest.mark.timeout(300)
-
-
-def collected(make: Any, policy: Any, workers: WorkerOptions, **options: Any) -> list[Any]:
-    with AsyncWorkerPool(make, policy, mode="sync", rollout_length=16, seed=3, workers=workers, **options) as pool:
-        found = []
-        for rollout in pool.rollouts(Stop(env_steps=16 * N * 6)):
-            found.append(rollout.copy())
-            pool.publish(policy)
-        return found
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("step_workers", [1, 2, 3, 5])
-def test_rollouts_equal_those_without_step_workers(step_workers: int) -> None:
-    cartpole = functools.partial(gym.make, "CartPole-v1")
-    about: dict[str, Any] = {"num_envs": N, "num_workers": 1}
-    alone = collected(cartpole, lean, WorkerOptions(), **about)
-    together = collected(cartpole, lean, WorkerOptions(step_workers=step_workers), **about)
-    for one, other in zip(alone, together, strict=True):
-        for name in ("observations", "actions", "rewards", "terminated", "truncated", "last_observations"):
-            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-        np.testing.assert_array_equal(one.next_observations(), other.next_observations())
-        assert (one.policy_version, one.valid.all()) == (other.policy_version, other.valid.all())
-        assert sorted(one.episodes.lengths.tolist()) == sorted(other.episodes.lengths.tolist())
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_every_transition_is_real_and_the_carry_stays_on_the_acting_worker(mode: Any) -> None:
-    expected: dict[int, tuple[int, ...]] = {}
-    options = WorkerOptions(step_workers=2)
-    with AsyncWorkerPool(ledgers(N), Counter(), num_workers=1, mode=mode, rollout_length=9, workers=options) as pool:
-        for rollout in pool.rollouts(Stop(env_steps=9 * N * 8)):
-            check_ledger(rollout, expected)
-            assert (rollout.extras["steps"] == 10 + rollout.observations[..., 2]).all()
-        assert len(pool.evaluate(4)) == 4
 
 
 class Agent(torch.nn.Module):
@@ -156,20 +119,6 @@ def test_get_attr_with_step_workers_is_refused() -> None:
         pytest.raises(ConfigurationError, match="get_attr cannot be used with step_workers"),
     ):
         pool.get_attr("spec")
-
-
-@pytest.mark.more
-def test_an_environment_that_raises_is_named_and_ends_the_pool() -> None:
-    def fail(env: Any) -> None:
-        raise RuntimeError("out of order")
-
-    options = WorkerOptions(step_workers=2)
-    makers = [*ledgers(1), functools.partial(Acting, 1, fail)]
-    with (
-        pytest.raises(RuntimeError, match="out of order"),
-        AsyncWorkerPool(makers, zeros, num_workers=1, workers=options) as pool,
-    ):
-        next(pool.rollouts())
 
 
 @pytest.mark.more

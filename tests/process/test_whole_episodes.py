@@ -58,39 +58,6 @@ def check_whole(rollout: Any) -> None:
     assert rollout.policy_version == rollout.policy_versions.min()
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("num_workers", "options"),
-    [
-        (0, {}),
-        (2, {}),
-        (2, {"prefetch": 0}),
-        (1, {"workers": WorkerOptions(step_threads=2)}),
-        (1, {"workers": WorkerOptions(step_workers=2)}),
-        (2, {"postprocess": lambda policy, rollout: {"twice": rollout.rewards * 2}}),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
-)
-def test_every_episode_arrives_once_and_in_order(num_workers: int, options: dict[str, Any]) -> None:
-    expected: dict[int, tuple[int, ...]] = {}
-    with whole(ledgers(5, max_length=90), Counter(), num_workers=num_workers, **options) as pool:
-        env_steps = 0
-        for rollout in pool.rollouts(Stop(episodes=60)):
-            check_whole(rollout)
-            env_steps += check_ledger(rollout, expected, 90)
-            assert (rollout.extras["steps"] == 10 + rollout.observations[..., 2]).all()
-            assert rollout.initial_carry.tolist() == [10]
-            if "postprocess" in options:
-                assert (rollout.extras["twice"] == rollout.rewards * 2).all()
-            pool.publish(Counter())
-        statistics = pool.statistics()
-        # On a busy machine, one worker may send 60 episodes before the other has any processor time.
-        while len(expected) < 5:
-            check_ledger(next(pool.rollouts()), expected, 90)
-    assert (statistics.env_steps, statistics.episodes, statistics.rollouts) == (env_steps, 60, 60)
-    assert statistics.environment_seconds > 0
-
-
 def test_a_stream_ends_at_a_number_of_env_steps_and_the_next_one_continues() -> None:
     expected: dict[int, tuple[int, ...]] = {}
     with whole(ledgers(3), zeros, num_workers=1) as pool:

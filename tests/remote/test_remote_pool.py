@@ -4,82 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import fields
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from comparison import assert_same
 from envs import ledgers
 from inside import pid_of
-from policies import lean, zeros
+from policies import zeros
 from proxy import Proxy
-from without_torch import WithInfos, WithoutElements, Words, anything, by_mask, nothing
+from without_torch import Words, anything
 
-from parenv import AsyncWorkerPool, GradientOptions, PolicyFactory, Stop, WorkerDiedError, WorkerOptions
+from parenv import AsyncWorkerPool, Stop, WorkerDiedError, WorkerOptions
 from parenv.testing import LedgerEnv, check_ledger
-
-
-class Agent(torch.nn.Module):
-    """Actor and critic that sample actions for CartPole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actor, self.critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
-
-    def act(self, observations: Any, carry: Any) -> Any:
-        raise NotImplementedError
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        return torch.distributions.Categorical(logits=self.actor(observations)).sample()
-
-
-def with_values(policy: Any, rollout: Any) -> Any:
-    return {"twice": rollout.rewards * 2}
-
-
-def loss(policy: Any, rollout: Any) -> Any:
-    return policy.critic(rollout.observations).mean() + policy.actor(rollout.observations).square().mean()
-
-
-def everything(rollout: Any) -> dict[str, Any]:
-    left_out = {"episodes", "serial"}
-    plain = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name not in left_out}
-    plain["ends"] = [{part.name: getattr(ends, part.name) for part in fields(ends)} for ends in plain["ends"]]
-    return plain | {"returns": rollout.episodes.returns, "lengths": rollout.episodes.lengths}
-
-
-CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "cartpole": ("CartPole-v1", lean, {}),
-    "torch": ("CartPole-v1", Agent, {"postprocess": with_values}),
-    "a factory": ("CartPole-v1", PolicyFactory(Agent), {}),
-    "no fixed size": (Words, anything, {}),
-    "infos": (WithInfos, by_mask, {"infos": ("mask", "speed")}),
-    "no elements": (WithoutElements, nothing, {"infos": ("nothing",)}),
-}
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("case", CASES)
-def test_sync_rollouts_are_equal_to_local_ones(hosts: Any, case: str) -> None:
-    env_fn, policy, more = CASES[case]
-    torch.manual_seed(0)
-    policy = policy() if policy is Agent else policy
-    settings = {"num_envs": 5, "num_workers": 3, "mode": "sync", "rollout_length": 16, "seed": 3, **more}
-
-    def run(**placement: Any) -> list[Any]:
-        torch.manual_seed(0)  # The main process makes the policy of a factory.
-        with AsyncWorkerPool(env_fn, policy, **settings, **placement) as pool:
-            return [everything(rollout.copy()) for rollout in pool.rollouts(Stop(env_steps=400))]
-
-    wanted = run()
-    hosts.start(1, 1)
-    got = run(placement=hosts.placement(num_local=1))
-    assert len(got) == len(wanted) == 5
-    for one, other in zip(got, wanted, strict=True):
-        assert_same(one, other)
 
 
 @pytest.mark.one_in(2)
@@ -159,37 +97,6 @@ class Tasked(LedgerEnv):
     def step(self, action: Any) -> Any:
         observation, _, terminated, truncated, info = super().step(action)
         return observation, float(action), terminated, truncated, info
-
-
-@pytest.mark.more
-def test_a_version_is_evaluated_on_hosts_while_others_are_published(hosts: Any) -> None:
-    class Constant(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.answer = torch.nn.Parameter(torch.zeros(1))
-
-        def forward(self, observations: torch.Tensor) -> torch.Tensor:
-            return self.answer.long().expand(len(observations)) % 2
-
-    hosts.start(1, 1)
-    policy, found = Constant(), []
-    with AsyncWorkerPool(
-        lambda: Tasked(0), policy, num_workers=3, rollout_length=4, placement=hosts.placement(num_local=1)
-    ) as pool:
-        pending = pool.evaluate(6, wait=False)
-        for _ in pool.rollouts(Stop(seconds=120)):
-            with torch.no_grad():
-                policy.answer += 1
-            version = pool.publish(policy)
-            if pending.done:
-                found.append(pending.result())
-                pending = pool.evaluate(6, wait=False)
-                assert pending.policy_version == version
-            if len(found) == 4:
-                break
-    for one in found:
-        wanted = one.episodes.lengths * (one.policy_version % 2)
-        assert one.episodes.returns.tolist() == wanted.tolist()
 
 
 @pytest.mark.more
@@ -292,38 +199,6 @@ def test_rounded_weights_take_half_the_bytes(hosts: Any) -> None:
 
 
 @pytest.mark.more
-def test_gradients_are_equal_to_local_ones(hosts: Any) -> None:
-    torch.manual_seed(0)
-    agent = Agent()
-
-    def run(**placement: Any) -> list[torch.Tensor]:
-        with AsyncWorkerPool(
-            "CartPole-v1",
-            agent,
-            num_envs=4,
-            num_workers=2,
-            mode="sync",
-            parallelism="gradient",
-            loss_fn=loss,
-            gradient=GradientOptions(reduction="mean"),
-            rollout_length=8,
-            seed=1,
-            **placement,
-        ) as pool:
-            gradients = []
-            for gradient in pool.gradients(Stop(env_steps=96)):
-                gradient.assign_to(agent)
-                gradients.append(torch.cat([p.grad.flatten().clone() for p in agent.parameters()]))  # type: ignore[union-attr]
-            return gradients
-
-    wanted = run()
-    hosts.start(2)
-    got = run(placement=hosts.placement())
-    assert len(got) == 3
-    assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
-
-
-@pytest.mark.more
 def test_calls_and_exceptions_are_sent(hosts: Any) -> None:
     class Fragile(LedgerEnv):
         fails = False
@@ -368,25 +243,6 @@ def test_a_reply_that_is_too_large_is_an_error_that_names_the_limit(hosts: Any) 
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("warnings_are_expected")
-def test_a_killed_worker_is_started_again_on_its_host(hosts: Any) -> None:
-    hosts.start(2)
-    envs = ledgers(4)
-    expected: dict[int, tuple[int, ...]] = {}
-    kills = [20, 80]
-    with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:
-        for i, rollout in enumerate(pool.rollouts(Stop(env_steps=8000))):
-            check_ledger(rollout, expected)
-            # A worker may deliver rollouts before its host reports the worker's process id.
-            if kills and i >= kills[0] and (pid := pid_of(pool, len(kills) % 2)) > 0:
-                os.kill(pid, signal.SIGKILL)
-                del kills[0]
-        statistics = pool.statistics()
-    assert statistics.worker_restarts >= 1
-    assert len(expected) == 4
-
-
-@pytest.mark.more
 def test_a_death_without_restarts_ends_the_pool_and_its_hosts(hosts: Any) -> None:
     (host,) = hosts.start(1)
     with AsyncWorkerPool(
@@ -406,31 +262,3 @@ def test_a_death_without_restarts_ends_the_pool_and_its_hosts(hosts: Any) -> Non
         assert pool.closed
     assert host.wait(120.0) == 0
     assert not hosts.alive()
-
-
-@pytest.mark.more
-@pytest.mark.usefixtures("warnings_are_expected")
-def test_a_worker_that_hangs_is_found_and_its_stack_shown(hosts: Any, caplog: pytest.LogCaptureFixture) -> None:
-    class Hanging(LedgerEnv):
-        def step(self, action: Any) -> Any:
-            if self._buffer[1] == 2:
-                import threading
-
-                threading.Event().wait()
-            return super().step(action)
-
-    hosts.start(1)
-    with (
-        AsyncWorkerPool(
-            [lambda: Hanging(0)],
-            zeros,
-            num_workers=1,
-            rollout_length=4,
-            workers=WorkerOptions(restart=None, step_timeout_s=2.0),
-            placement=hosts.placement(),
-        ) as pool,
-        pytest.raises(TimeoutError, match="in step") as caught,
-    ):
-        for _ in pool.rollouts(Stop(seconds=120)):
-            pass
-    assert "step_timeout_s=2" in str(caught.value)
