@@ -17,7 +17,6 @@ import pytest
 import torch
 from envs import Acting
 from gymnasium.vector import AutoresetMode
-from inside import deaths_of
 from policies import zeros
 from sampling import one_in
 
@@ -127,23 +126,6 @@ def test_returns_and_lengths_start_at_zero_after_a_replacement() -> None:
             before = rollout.episodes.lengths[: len(rollout.episodes) - len(steps)]
             assert len(before) <= rollout.restarted.sum()
             assert rollout.episodes.lengths[len(before) :].tolist() == rollout.final_observations[:, 2].tolist()
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_worker_whose_environment_raises_is_replaced(mode: Any) -> None:
-    workers = WorkerOptions(restart=OFTEN, on_env_error="restart_worker")
-    expected: dict[int, tuple[int, ...]] = {}
-    factories = [lambda: LedgerEnv(0), lambda: Flaky(1, chance=0.004)]
-    with AsyncWorkerPool(factories, zeros, num_workers=2, mode=mode, rollout_length=8, workers=workers) as pool:
-        restarts = 0
-        for rollout in pool.rollouts():
-            check_ledger(rollout, expected)
-            restarts += int(rollout.restarted.sum())
-            if restarts == 3:
-                break
-        assert pool.statistics().worker_restarts >= 3
-        assert all(isinstance(death, SimulatorError) for death in deaths_of(pool, 1))
 
 
 @pytest.mark.parametrize("how", ["restart_env", "restart_worker"])
