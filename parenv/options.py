@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args
 
 from parenv.argument_checks import at_least, is_callable, number, one_of, positive
 from parenv.errors import ConfigurationError
+from parenv.platform import system
+from parenv.platform.limits import check_possible
 
 Mode = Literal["sync", "async"]
 Parallelism = Literal["experience", "gradient"]
@@ -103,9 +105,9 @@ class WorkerOptions:
         environment: Environment variables of workers, set before any import. Default: none.
         preload: Names of modules that are imported once for all workers. They should be slow to import and must not
             start threads. Default: none.
-        start_method: ``"fork"`` (default) forks workers within milliseconds from a small process that has imported
-            their modules. ``"spawn"`` starts a new interpreter for each worker, without ``preload``. Use it for
-            libraries that must not be forked after their import, such as JAX.
+        start_method: ``"fork"`` forks workers within milliseconds from a small process that has imported their modules.
+            ``"spawn"`` starts a new interpreter for each worker, without ``preload``. Use it for libraries that must
+            not be forked after their import, such as JAX. Default: ``"fork"``, and ``"spawn"`` on macOS.
         step_workers: Number of processes that step the sub-environments of each worker (pools only). The worker acts
             for all of them, in two alternating halves (double buffering). Centralized inference is worth it if one
             large batch is cheaper than a small batch per worker, as on a GPU. ``num_workers`` is then 1 by default.
@@ -156,7 +158,7 @@ class WorkerOptions:
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
-    start_method: StartMethod = "fork"
+    start_method: StartMethod = "fork" if system.FORK_IS_SAFE else "spawn"
     step_workers: int | None = None
     setup_fn: Callable[[int], object] | None = None
     cleanup_fn: Callable[[int], object] | None = None
@@ -201,6 +203,8 @@ class WorkerOptions:
                 'sub-environments. Use "restart_worker".'
             )
         self._check_python()
+        if self.max_memory_bytes is not None:
+            check_possible("max_memory_bytes")
         if not isinstance(self.preload, tuple) or not all(isinstance(module, str) for module in self.preload):
             raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
 
@@ -208,6 +212,7 @@ class WorkerOptions:
         python = self.python
         if python is None:
             return
+        check_possible("python")
         parts = (python,) if isinstance(python, str) else python
         if not isinstance(parts, tuple) or not parts or not all(isinstance(part, str) and part for part in parts):
             raise ConfigurationError(

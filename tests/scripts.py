@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 
-def printed_by(script: str, *arguments: str) -> str:
+def printed_by(script: str, *arguments: str, **environment: str) -> str:
     """Run a script and return its standard output. If it fails, fail with its standard error."""
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=250)
+    command, variables = [sys.executable, "-c", script, *arguments], {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=variables)
     assert done.returncode == 0, done.stderr
     return done.stdout

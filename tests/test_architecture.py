@@ -102,7 +102,7 @@ def test_operating_system_modules_are_imported_only_by_allowed_packages() -> Non
             # The session raises multiprocessing.TimeoutError, because Gymnasium's vector envs do. Workers get the key
             # of the main process, without which its managers do not answer them.
             "multiprocessing": path == PACKAGE / "vector" / "vector_session.py" or package == "process",
-            "subprocess": package == "process",
+            "subprocess": package in {"platform", "process"},
             "socket": package in {"platform", "process", "transport"} or "net" in path.parts,
             "threading": package not in PURE_PACKAGES,
             "selectors": package not in PURE_PACKAGES,

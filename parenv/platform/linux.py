@@ -31,6 +31,7 @@ HAS_FUTEXES = True
 DESCRIPTORS_OF_WAKE_UP = 1
 ADDRESSES_ARE_OPEN = True
 BOUND = "ipc://@parenv"
+HAS_GUARD = False
 FORK_IS_SAFE = True
 # recv_fds() ignores the close-on-exec flag. Without it a worker's children inherit its descriptors.
 RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
@@ -114,25 +115,25 @@ def owned(descriptors: Collection[int]) -> list[int]:
 # Processes
 
 
-def lead_workers() -> list[int]:
+def lead_workers(main_process: int, folder: str) -> int:
     """Have processes whose parent has ended become children of this process, a fork server."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # A stopped process does not see the end of file. The kernel also sends SIGCONT when only the thread ends that
     # started this process, which is harmless.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-    return []
+    return -1
 
 
-def end_with_leader(leader: int, lifeline: list[int]) -> None:
+def tell_guard(guard_descriptor: int, pid: int, has_ended: bool = False) -> None:
+    """Do nothing, because the kernel ends the workers."""
+
+
+def end_with_leader(leader: int, guard_descriptor: int) -> None:
     """Have the kernel kill this process when its single-threaded parent ends, however it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The kernel sends no signal if the parent had ended before the call.
     if os.getppid() != leader:
         os._exit(1)
-
-
-def watch_leader(descriptor: int) -> None:
-    """Do nothing, because the kernel watches it."""
 
 
 def reap(last_look: Callable[[int], object]) -> tuple[int, int] | None:

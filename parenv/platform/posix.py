@@ -11,12 +11,16 @@ import resource
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
+
+from parenv.platform.guard import NUMBER as _NUMBER
 
 NAME = "posix"
 HAS_FUTEXES = False
@@ -25,6 +29,8 @@ DESCRIPTORS_OF_WAKE_UP = 2
 """Number of descriptors of a wake-up."""
 ADDRESSES_ARE_OPEN = False
 """Whether processes of other users can connect to an address, so that a worker must check who does."""
+HAS_GUARD = True
+"""Whether a fork server starts a process that watches it, because the kernel does not."""
 FORK_IS_SAFE = sys.platform != "darwin"
 """Whether a process that uses system libraries may fork. On macOS, many of them fail in a process without an exec."""
 BOUND = "ipc:///parenv"
@@ -169,39 +175,45 @@ def after_fork_in_child(call: Callable[[], object]) -> None:
     os.register_at_fork(after_in_child=call)
 
 
-def lead_workers() -> list[int]:
-    """Prepare this process, a fork server, for workers that end with it.
+def lead_workers(main_process: int, folder: str) -> int:
+    """Have the workers of this process, a fork server, end with it, and continue it if it is stopped at the main's end.
+
+    Args:
+        main_process: Descriptor that reports the end of file when the main process ends. Used if :data:`HAS_GUARD`.
+        folder: Folder of :func:`address_folder`, which is removed after the end of this process.
 
     Returns:
-        Descriptors for :func:`end_with_leader`. The first one is for :func:`watch_leader` too.
+        Descriptor for :func:`tell_guard`.
     """
-    # At the end of this process, its end of the pipe closes, and every worker reads the end of file.
-    return list(os.pipe())
+    reading, writing = os.pipe()
+    words = [str(os.getpid()), str(main_process), str(reading), folder]
+    subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), *words],
+        pass_fds=(reading, main_process),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ).returncode = 0  # This process reaps all its children itself.
+    os.close(reading)
+    os.close(main_process)
+    return writing
 
 
-def end_with_leader(leader: int, lifeline: list[int]) -> None:
+def tell_guard(guard_descriptor: int, pid: int, has_ended: bool = False) -> None:
+    """Note that a worker has started, or that it has ended."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(guard_descriptor, _NUMBER.pack(-pid if has_ended else pid))
+
+
+def end_with_leader(leader: int, guard_descriptor: int) -> None:
     """Have this process, which the fork server has just forked, end with it.
 
     Args:
         leader: Process id of the fork server.
-        lifeline: Result of :func:`lead_workers`.
+        guard_descriptor: Result of :func:`lead_workers`.
     """
     # A pipe reports the end of file only when its last copy is closed.
-    os.close(lifeline[1])
-
-
-def watch_leader(descriptor: int) -> None:
-    """Continue :func:`end_with_leader` in a worker that may have become another program meanwhile.
-
-    While native code holds the GIL, the worker lives on. The main process kills it if that is alive.
-    """
-
-    def wait() -> None:
-        with contextlib.suppress(OSError):
-            os.read(descriptor, 1)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=wait, name="parenv lifeline", daemon=True).start()
+    os.close(guard_descriptor)
 
 
 def reap(last_look: Callable[[int], object]) -> tuple[int, int] | None:

@@ -31,7 +31,6 @@ import importlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -83,13 +82,14 @@ class ForkServer:
     Args:
         root: Socket whose other end only the main process has.
         preload: Modules to import before the first fork.
-        folder: Folder of the addresses of the main process, which is removed at the end; may be empty.
+        main_process: Descriptor that reports the end of the main process, if the system needs a guard.
+        folder: Folder of the addresses of workers; may be empty.
     """
 
-    def __init__(self, root: socket.socket, preload: list[str], folder: str) -> None:
+    def __init__(self, root: socket.socket, preload: list[str], main_process: int, folder: str) -> None:
         # The socket was inherited through an exec, and no other program needs it.
         root.set_inheritable(False)
-        self._root, self._folder = Lines(root), folder
+        self._root = Lines(root)
         self._sessions: list[PoolGroup] = []
         self._wakeup, self._wakeup_write = socket.socketpair()
         for end in (self._wakeup, self._wakeup_write):
@@ -101,7 +101,7 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._watch(self._wakeup, self._reap)
         self._watch(root, self._accept)
-        self._lifeline = system.lead_workers()
+        self._guard = system.lead_workers(main_process, folder)
         self._broken = _import_all(preload)
         self._started_by_modules = system.children(set())
 
@@ -175,12 +175,12 @@ class ForkServer:
         try:
             pid = os.fork()
             if pid == 0:
-                arguments["lifeline"] = self._lifeline[:1]
                 _run_child(lambda: self._become_child(parent, reported, report), session.shared, arguments, descriptors)
             # The child does the same. Either call comes before a signal to the group and before the first member.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             session.children[pid] = handle
+            system.tell_guard(self._guard, pid)
             session.report(started=[handle, pid])
         finally:
             # The child must also see the end of this pipe if the fork or the report has failed.
@@ -194,7 +194,7 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-        system.end_with_leader(parent, self._lifeline)
+        system.end_with_leader(parent, self._guard)
         # A socket reports the end of file only when its last copy is closed, and the child has copies.
         self._selector.close()
         for sock in (self._wakeup, self._wakeup_write, self._root.socket, *(s.lines.socket for s in self._sessions)):
@@ -202,6 +202,9 @@ class ForkServer:
         os.close(report)
         os.read(reported, 1)
         os.close(reported)
+        # If the fork server was killed before it told the guard about this process, nothing else would end it.
+        if os.getppid() != parent:
+            os._exit(1)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -209,6 +212,7 @@ class ForkServer:
         ended = []
         while (reaped := system.reap(self._kill_group)) is not None:
             pid, code = reaped
+            system.tell_guard(self._guard, pid, has_ended=True)
             self._started_by_modules.discard(pid)
             if (session := self._session_of(pid)) is not None:
                 ended.append((session, session.children.pop(pid), code))
@@ -241,7 +245,6 @@ class ForkServer:
         # The children of a worker become children of this process before the worker can be reaped.
         while sum(map(_kill, system.children(self._workers()))):
             os.waitpid(-1, 0)
-        shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
 
@@ -268,7 +271,7 @@ def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descr
     memory = system.make_memory()
     os.write(memory, json.dumps([shared["sys_path"], common, arguments, descriptors]).encode())
     os.lseek(memory, 0, os.SEEK_SET)
-    for descriptor in (memory, *descriptors, *arguments["lifeline"]):
+    for descriptor in (memory, *descriptors):
         os.set_inheritable(descriptor, True)
     command = (
         f"import json, sys\nwith open({memory}) as file: sys.path[:], *launch = json.load(file)\n"
@@ -286,8 +289,6 @@ def run_entry(
     code = 1
     try:
         begin()
-        for descriptor in arguments.pop("lifeline"):
-            system.watch_leader(descriptor)
         sys.argv[:] = shared["argv"]
         replace_main(*shared["main"])
         # Managers of multiprocessing answer only processes that have the key of the main process.
@@ -365,6 +366,6 @@ def _signal_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
-def main(descriptor: int, preload: list[str], folder: str) -> NoReturn:
+def main(descriptor: int, preload: list[str], main_process: int, folder: str) -> NoReturn:
     """Entry point of the fork server process."""
-    ForkServer(socket.socket(fileno=descriptor), preload, folder).run()
+    ForkServer(socket.socket(fileno=descriptor), preload, main_process, folder).run()

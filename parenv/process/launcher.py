@@ -193,19 +193,24 @@ class _ForkServerProcess:
         self.spec, self.owner, self.sessions = spec, os.getpid(), 0
         self.folder = system.address_folder()
         preload = [] if spec.spawn else list(spec.preload)
-        with _line() as (self._lines, theirs):
+        with contextlib.ExitStack() as stack:
+            self._lines, theirs = stack.enter_context(_line())
+            ends, passed = [self._lines], [theirs.fileno()]
+            if system.HAS_GUARD:
+                ours, watched = stack.enter_context(_line())
+                ends, passed = [*ends, ours], [*passed, watched.fileno()]
             command = (
-                f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; "
-                f"from parenv.process.fork_server import main; main({theirs.fileno()}, {preload!r}, {self.folder!r})"
+                f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; from parenv.process.fork_server import "
+                f"main; main({passed[0]}, {preload!r}, {passed[-1]}, {self.folder!r})"
             )
             self._process = subprocess.Popen(
                 [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-c", command],
-                pass_fds=(theirs.fileno(),),
+                pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 env=_environment(spec),
                 start_new_session=True,
             )
-        self.end = weakref.finalize(self, _end_fork_server, self.owner, self._lines, self._process, self.folder)
+        self.end = weakref.finalize(self, _end_fork_server, self.owner, ends, self._process, self.folder)
         # This is registered after the exit handler of weakref, so it is called before it.
         atexit.register(_refuse_sessions)
         # The process is there first, so it removes the folder even if this process is killed now.
@@ -242,11 +247,12 @@ def _line() -> Iterator[tuple[Lines, socket.socket]]:
         raise
 
 
-def _end_fork_server(owner: int, lines: Lines, process: subprocess.Popen[bytes], folder: str) -> None:
+def _end_fork_server(owner: int, ends: list[Lines], process: subprocess.Popen[bytes], folder: str) -> None:
     """End a fork server, by the end of file on its root socket. At exit this runs after every pool has closed."""
     if owner != os.getpid():
         return
-    lines.close()
+    for end in ends:
+        end.close()
     try:
         process.wait(timeout=2.0)
     except subprocess.TimeoutExpired:
