@@ -17,7 +17,7 @@ from lib.common import consumption_rate, interleaved, rate_alone, save, summary
 from lib.subjects import Agent
 
 from parenv import AsyncWorkerPool, TorchPolicy
-from parenv.pool.events import Asked, Event, Observer
+from parenv.pool.events import Asked, Observer, PoolEvent
 
 SECONDS, REPEATS = 2.0, 9
 NUM_ENVS, WORKERS, ROLLOUT_LENGTH = 64, 2, 128
@@ -37,7 +37,7 @@ class Stopwatch:
     def __init__(self, trace: Any) -> None:
         self._trace, self.seconds, self.asks = trace, 0.0, 0
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: PoolEvent) -> None:
         """Pass an event to the trace."""
         self.asks += isinstance(event, Asked)
         began = time.thread_time()

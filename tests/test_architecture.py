@@ -101,7 +101,7 @@ def test_operating_system_modules_are_imported_only_by_allowed_packages() -> Non
             "pickle": False,
             # The session raises multiprocessing.TimeoutError, because Gymnasium's vector envs do. Workers get the key
             # of the main process, without which its managers do not answer them.
-            "multiprocessing": path == PACKAGE / "vector" / "vector_session.py" or package == "process",
+            "multiprocessing": path == PACKAGE / "vector" / "vector_state.py" or package == "process",
             "subprocess": package in {"platform", "process"},
             "socket": package in {"platform", "process", "transport"} or "net" in path.parts,
             "threading": package not in PURE_PACKAGES,
@@ -260,7 +260,7 @@ LARGE_ON_PURPOSE = {
     "crew/workers.py:Workers": "all messages to and from workers, a few lines each",
     "vector/env.py:ParallelVectorEnv": "the attributes and methods of Gymnasium's vector envs",
     "vector/backend.py:Backend": "all workers of a vector env, on top of wake-ups, the step buffer and the crew",
-    "vector/vector_session.py:VectorSession": "the state of every request",
+    "vector/vector_state.py:VectorState": "the state of every request",
 }
 
 

@@ -153,10 +153,10 @@ def start_workers(
     """
     with_launch = local_launch(job, named, inline=inline, optimizers=optimizers)
     buffer = memory.map()
-    progress = [StatusSlot(buffer, worker) for worker in range(len(job.shares))]
+    status = [StatusSlot(buffer, worker) for worker in range(len(job.shares))]
     where = inline_placement(lambda: job) if inline else worker_placement(placement, None, job.options)
     limit = None if inline else job.options.max_memory_bytes
-    workers = Workers(where, progress, job.shares, max_memory_bytes=limit)
+    workers = Workers(where, status, job.shares, max_memory_bytes=limit)
     launch = with_launch(memory.fd)
     # A worker begins when it gets its layout, whose fields are empty because no rollout leaves the worker.
     layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]

@@ -35,7 +35,7 @@ def split(
     return tuple(num_envs // num_workers + (worker < num_envs % num_workers) for worker in range(num_workers))
 
 
-class Part(NamedTuple):
+class LearnerPart(NamedTuple):
     """Part of all workers that the pool of one learner has.
 
     Args:
@@ -51,14 +51,14 @@ class Part(NamedTuple):
 
 def part_of(
     learner: Learner, num_envs: int | None, num_workers: int | None, parallelism: Parallelism, mode: Mode = "async"
-) -> Part:
+) -> LearnerPart:
     """Return the part of a learner. All parts together have the workers of a single pool.
 
     Raises:
         ConfigurationError: There are fewer sub-environments or workers than learners.
 
     >>> part_of(Learner(1, 2), 8, 4, "experience")
-    Part(shares=(2, 2), first_worker=2, first_env_id=4)
+    LearnerPart(shares=(2, 2), first_worker=2, first_env_id=4)
     """
     rank, world, local = learner
     if any(count is not None and 0 < count < world for count in (num_envs, num_workers)):
@@ -73,7 +73,7 @@ def part_of(
         num_workers = world
     shares = split(num_envs, num_workers, parallelism, mode)
     first, stop = len(shares) * rank // world, len(shares) * (rank + 1) // world
-    return Part(shares[first:stop], first, sum(shares[:first]))
+    return LearnerPart(shares[first:stop], first, sum(shares[:first]))
 
 
 def each_worker(

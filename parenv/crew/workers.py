@@ -63,7 +63,7 @@ class Workers:
 
     Args:
         placement: Placement of the workers.
-        progress: Status slots of the workers in shared memory.
+        status: Status slots of the workers in shared memory.
         shares: Number of sub-environments that each worker must have.
         first_env_id: First sub-environment of the first worker.
         first_worker: Number of workers of other learners before these. If a factory makes whole vector envs, each of
@@ -85,14 +85,14 @@ class Workers:
     def __init__(
         self,
         placement: Placement,
-        progress: Sequence[StatusSlot],
+        status: Sequence[StatusSlot],
         shares: Sequence[int],
         first_env_id: int = 0,
         first_worker: int = 0,
         max_memory_bytes: int | None = None,
         begun: Workers | None = None,
     ) -> None:
-        self.placement, self._progress = placement, progress
+        self.placement, self._status = placement, status
         self._begun: list[_Process] = [] if begun is None else begun._processes
         others = range(len(self._begun), len(shares))
         self._processes: list[_Process] = [*self._begun, *(_Process(Sender(worker, 0)) for worker in others)]
@@ -116,15 +116,15 @@ class Workers:
 
     def doing(self, worker: int) -> str:
         """Return the operation of a worker in words."""
-        return self._progress[worker].describe()
+        return self._status[worker].describe()
 
     def doing_in_brief(self, worker: int) -> str:
         """Return the operation of a worker, one of :data:`~parenv.memory.status_slot.DOING`."""
-        return self._progress[worker].doing
+        return self._status[worker].doing
 
     def env_at_work(self, worker: int) -> int:
         """Return the env_id of the sub-environment that a worker calls, or called before its end; -1 if none."""
-        return self._progress[worker].env_id
+        return self._status[worker].env_id
 
     def about(self, worker: int) -> dict[str, Any]:
         """Return the attributes of an error about a worker."""
@@ -137,12 +137,12 @@ class Workers:
     def liveness_token(self, worker: int) -> tuple[Any, ...]:
         """Return a value that changes with each operation of a worker, each request and each answer."""
         process = self._processes[worker]
-        return (*self._progress[worker].liveness_token, len(process.credits), len(process.open_calls))
+        return (*self._status[worker].liveness_token, len(process.credits), len(process.open_calls))
 
     def busy_with(self, worker: int, asked: bool) -> str:
         """Return one of :data:`~parenv.memory.status_slot.DOING`, empty if the worker has no open request."""
         process = self._processes[worker]
-        return self._progress[worker].doing if asked or process.credits or process.open_calls else ""
+        return self._status[worker].doing if asked or process.credits or process.open_calls else ""
 
     def env_ids(self, worker: int) -> range:
         """Return the sub-environments of a worker."""
@@ -205,7 +205,7 @@ class Workers:
         """Start another process of a worker. Late messages of the former process are refused."""
         process = self._processes[worker] = _Process(Sender(worker, self._processes[worker].stands_for + 1))
         # The new process counts its messages from 0, and the main process waits for as many as it has counted.
-        self.received[worker] = self._progress[worker].said[0] = 0
+        self.received[worker] = self._status[worker].said[0] = 0
         self.placement.start(launch, [process.sender])
 
     def skip_generations(self, worker: int, generation: int) -> int:
@@ -260,7 +260,7 @@ class Workers:
         self.placement.are_missing = self._are_missing
         try:
             # A worker that collects a rollout reads no messages. It checks this flag at every row.
-            self._progress[0].closing[0] = True
+            self._status[0].closing[0] = True
             for process in self._processes:
                 process.conversation.say(DRIVER, Close())
                 self.placement.send(process.sender, Close())
@@ -286,7 +286,7 @@ class Workers:
             # An exception may have left events behind, which must not wait for further ones.
             self._arrived.extend(self.placement.wait(0.0 if self._arrived else timeout_s))
         except Exception as error:
-            line = self._progress[0]
+            line = self._status[0]
             env_id = line.env_id if line.env_id >= 0 else None
             say_where(error, where_it_happened(0, self.pid(0), env_id, line.doing))
             raise
@@ -320,7 +320,7 @@ class Workers:
         ended = [event.sender for event in events if isinstance(event, Ended) and event.exit_code == 0]
         arrived = Counter(event.sender for event in (*self._arrived, *events) if isinstance(event, Received))
         present = [process.sender for process in self._processes if process.sender in ended]
-        return any(self._progress[one.worker].said[0] > self.received[one.worker] + arrived[one] for one in present)
+        return any(self._status[one.worker].said[0] > self.received[one.worker] + arrived[one] for one in present)
 
     def _handle_records(self, event: Received | Ended) -> None:
         if isinstance(event, Received) and isinstance(event.message, Logged):

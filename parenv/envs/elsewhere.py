@@ -197,9 +197,9 @@ class Interpreter:
         """Show the environment that is at work in the status slot."""
         at = self._python.at[0]
         env = next((env for env in self._waiting if env.index == at >> 1), None)
-        if env is not None and env.progress is not None and env.progress.cell[0] != env.codes[at & 1]:
-            env.progress.cell[0] = env.codes[at & 1]
-            env.progress.heartbeat[0] += 1
+        if env is not None and env.status is not None and env.status.cell[0] != env.codes[at & 1]:
+            env.status.cell[0] = env.codes[at & 1]
+            env.status.heartbeat[0] += 1
 
     def _end(self) -> NoReturn:
         """End this process if it is a worker, as the interpreter has ended.
@@ -229,11 +229,11 @@ class EnvElsewhere(gym.Env[Any, Any]):
         index: Number of the environment there.
         stepped: Result of a step that the worker has not taken: a tuple, or what else ``step`` returned or raised.
         begun: The same of a reset.
-        progress: Status slot of the worker, once the environment was part of a batch.
+        status: Status slot of the worker, once the environment was part of a batch.
         codes: Codes of a step and a reset in the status slot.
     """
 
-    progress: StatusSlot | None = None
+    status: StatusSlot | None = None
     codes = (0, 0)
 
     def __init__(self, interpreter: Interpreter, name: str, arguments: Mapping[str, Any]) -> None:
@@ -346,24 +346,24 @@ class StepBatch:
 
     Args:
         envs: All environments of the worker. The list may change.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
         codes: Codes of a step and a reset of each in the status slot.
     """
 
-    def __init__(self, envs: list[Any], progress: StatusSlot, codes: Sequence[tuple[int, int]]) -> None:
-        self._envs, self._progress, self._codes = envs, progress, codes
+    def __init__(self, envs: list[Any], status: StatusSlot, codes: Sequence[tuple[int, int]]) -> None:
+        self._envs, self._status, self._codes = envs, status, codes
         self._only: Interpreter | None = None
         """The interpreter, if all environments are in one, without wrappers in this one."""
         if all(type(env) is EnvElsewhere and env.interpreter is envs[0].interpreter for env in envs):
             self._only = envs[0].interpreter
             for env, of_env in zip(envs, codes, strict=True):
-                env.progress, env.codes = progress, of_env
+                env.status, env.codes = status, of_env
 
     @classmethod
-    def of(cls, envs: list[Any], progress: StatusSlot, codes: Sequence[tuple[int, int]]) -> StepBatch | None:
+    def of(cls, envs: list[Any], status: StatusSlot, codes: Sequence[tuple[int, int]]) -> StepBatch | None:
         """Make one, or return ``None`` if all environments are in this interpreter."""
         is_elsewhere = any(type(env.unwrapped) is EnvElsewhere for env in envs if isinstance(env, gym.Env))
-        return cls(envs, progress, codes) if is_elsewhere else None
+        return cls(envs, status, codes) if is_elsewhere else None
 
     def run(self, columns: Sequence[int], orders: Sequence[Any], actions: Any) -> Any:
         """Take plain steps, or :meth:`begin` them.
@@ -401,7 +401,7 @@ class StepBatch:
                 if order == RESET:
                     continue
                 order = STEP
-            there.progress, there.codes, there.begun = self._progress, self._codes[column], _NOTHING
+            there.status, there.codes, there.begun = self._status, self._codes[column], _NOTHING
             envs, ordered, given = batches.setdefault(there.interpreter, ([], [], []))
             envs.append(there)
             ordered.append(order)

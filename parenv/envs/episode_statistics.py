@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from parenv.memory.trees import as_array
+from parenv.memory.trees import ALL, as_array
 
 if TYPE_CHECKING:
     from parenv.envs.targets import End
 
-ALL = slice(None)
 RECORDERS = ("RecordEpisodeStatistics", "Monitor")
 """Classes that put ``info["episode"]`` into the last step of each episode: Gymnasium's and Stable-Baselines3's."""
 

@@ -20,7 +20,7 @@ from parenv.memory.status_slot import StatusSlot
 def make_envs(
     factories: Factories,
     env_ids: range,
-    progress: StatusSlot,
+    status: StatusSlot,
     others: Sequence[Any] = (),
     accept: Callable[[Any, int], Any] | None = None,
     made: Sequence[Any] = (),
@@ -30,7 +30,7 @@ def make_envs(
     Args:
         factories: Factories of the sub-environments.
         env_ids: Indices of the sub-environments.
-        progress: Status slot for the current activity.
+        status: Status slot for the current activity.
         others: Earlier environments of the same env_ids, which a factory must not return again. Default: none.
         accept: Function that raises if its argument is not an environment. Default: :func:`check_is_env`.
         made: The first of the sub-environments, if they exist already. Default: none.
@@ -40,14 +40,14 @@ def make_envs(
     """
     envs = list(made)
     for env_id in env_ids[len(envs) :]:
-        progress.begin("making the environment", env_id)
+        status.begin("making the environment", env_id)
         env = factories.make(env_id)
         (accept or check_is_env)(env, env_id)
         check_is_another(env, env_id, [*enumerate(others, env_ids.start), *enumerate(envs, env_ids.start)])
         envs.append(env)
         if isinstance(envs[0], VectorEnv):
             break
-    progress.begin("making the environment")
+    status.begin("making the environment")
     return envs
 
 
@@ -56,14 +56,14 @@ Stepper = EnvStepper | VectorStepper
 
 
 def make_stepper(
-    envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None, step_threads: int = 1
+    envs: Sequence[Any], first_env_id: int, status: StatusSlot, fit: Fit | None = None, step_threads: int = 1
 ) -> Stepper:
     """Make the stepper of a worker's sub-environments.
 
     Args:
         envs: Single environments, or one ``VectorEnv``.
         first_env_id: Index of the first sub-environment in the whole pool.
-        progress: Status slot for the current activity.
+        status: Status slot for the current activity.
         fit: Checks of observations. Default: the checks of default options.
         step_threads: Number of threads. Default: 1.
 
@@ -79,11 +79,11 @@ def make_stepper(
                     f"step_threads={step_threads} needs single sub-environments, but env_fn makes a "
                     f"{type(vector_env).__name__}. Pass a factory of single environments, or leave step_threads out."
                 )
-            return VectorStepper(vector_env, first_env_id, progress, fit)
+            return VectorStepper(vector_env, first_env_id, status, fit)
         envs = vector_env.envs
     if step_threads > 1 and len(envs) > 1:
-        return ThreadedStepper(envs, first_env_id, progress, fit, min(step_threads, len(envs)))
-    return EnvStepper(envs, first_env_id, progress, fit)
+        return ThreadedStepper(envs, first_env_id, status, fit, min(step_threads, len(envs)))
+    return EnvStepper(envs, first_env_id, status, fit)
 
 
 def check_is_env(env: Any, env_id: int) -> None:

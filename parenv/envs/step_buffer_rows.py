@@ -33,15 +33,15 @@ class SideChannel:
 
     Args:
         writer: Writer of infos to the step buffer.
-        progress: Status slot, which contains whether there are infos.
+        status: Status slot, which contains whether there are infos.
 
     Attributes:
         has_data: Whether there is data to take.
         any_infos: Whether there has ever been an info.
     """
 
-    def __init__(self, writer: InfoWriter, progress: StatusSlot) -> None:
-        self._writer, self._progress = writer, progress
+    def __init__(self, writer: InfoWriter, status: StatusSlot) -> None:
+        self._writer, self._status = writer, status
         self._infos: list[Any] = []
         self._observations: list[Any] = []
         self._errors: list[EnvError] = []
@@ -50,7 +50,7 @@ class SideChannel:
     def note(self, env_id: int, info: Any) -> None:
         """Write a non-empty info to the step buffer, or keep it if it does not fit."""
         self.any_infos = True
-        self._progress.has_infos[0] = True
+        self._status.has_infos[0] = True
         written = self._writer.write(env_id, info)
         if not written:
             self._infos.append([env_id, info])

@@ -38,7 +38,7 @@ class StepBufferStepper:
         autoreset: Autoreset mode.
         observations: Writer of observations.
         side: Side channel for infos and exceptions.
-        progress: Status slot, which contains the sub-environment at work.
+        status: Status slot, which contains the sub-environment at work.
         seeds: Seeds of the first resets without another seed, or ``None``.
 
     Attributes:
@@ -53,17 +53,17 @@ class StepBufferStepper:
         autoreset: Autoreset,
         observations: ObservationRows,
         side: SideChannel,
-        progress: StatusSlot,
+        status: StatusSlot,
         seeds: Sequence[int] | None = None,
     ) -> None:
         self._envs, self._own, self._step_buffer, self._autoreset = list(envs), own, step_buffer, autoreset
-        self._observations, self._side, self._progress = observations, side, progress
+        self._observations, self._side, self._status = observations, side, status
         self.actions = ActionRows(step_buffer, own)
         env_ids = range(own.start, own.stop)
         self._codes = tuple([code(doing, env_id) for env_id in env_ids] for doing in ("step", "reset"))
         self._seeds = dict(enumerate(seeds or ()))
         self._fresh = [partial(self._begin_next, column) for column in range(len(envs))]
-        self._elsewhere = StepBatch.of(self._envs, progress, list(zip(*self._codes, strict=True)))
+        self._elsewhere = StepBatch.of(self._envs, status, list(zip(*self._codes, strict=True)))
         # The first step of a process that replaces another one begins an episode, because the main process ends the
         # lost one.
         begins_with_reset = seeds is not None and not autoreset.caller_resets
@@ -77,7 +77,7 @@ class StepBufferStepper:
             self._begin_episodes(columns, where, [None] * len(columns), {})
         elif len(columns) == len(self._envs):
             where = self._own
-            self._progress.has_infos[0] = False
+            self._status.has_infos[0] = False
             self._run(columns, where, self._steps)
         else:
             where = self._where(columns)
@@ -135,7 +135,7 @@ class StepBufferStepper:
         self, columns: Sequence[int], steps: Sequence[Callable[[Any], Any]], actions: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Take the steps; return the observations and the rewards."""
-        cell, every = self._progress.cell, self._codes[0]
+        cell, every = self._status.cell, self._codes[0]
         observations: list[Any] = []
         rewards: list[Any] = []
         keep, pay = observations.append, rewards.append
@@ -212,8 +212,8 @@ class StepBufferStepper:
         return observation, info
 
     def _reset(self, column: int, seed: int | None, **options: Any) -> Any:
-        self._progress.cell[0] = self._codes[1][column]
-        self._progress.heartbeat[0] += 1
+        self._status.cell[0] = self._codes[1][column]
+        self._status.heartbeat[0] += 1
         own_seed = self._seeds.pop(column, None)
         seed = own_seed if seed is None else seed
         if seed is not None or options:
@@ -223,7 +223,7 @@ class StepBufferStepper:
     def _fail(self, column: int, error: BaseException) -> Any:
         """Keep an exception; return the observation in the row."""
         env_id = self._own.start + column
-        self._side.fail(env_id, self._progress.doing, error)
+        self._side.fail(env_id, self._status.doing, error)
         return self._observations.read(env_id)
 
     def _where(self, columns: Sequence[int]) -> Where:

@@ -31,7 +31,7 @@ class EnvStepper:
     Args:
         envs: The environments.
         first_env_id: env_id of the first one.
-        progress: Status slot, which contains the sub-environment at work.
+        status: Status slot, which contains the sub-environment at work.
         fit: Checks of observations.
     """
 
@@ -42,13 +42,13 @@ class EnvStepper:
     writes_tensors = False
     """Whether the rows of observations may be tensors."""
 
-    def __init__(self, envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
+    def __init__(self, envs: Sequence[Any], first_env_id: int, status: StatusSlot, fit: Fit | None = None) -> None:
         self.envs: list[Any] = list(envs)
         self.num_envs = len(self.envs)
         self.observation_space: Space[Any] = self.envs[0].observation_space
         self.action_space: Space[Any] = self.envs[0].action_space
         self._first = first_env_id
-        self._progress = progress
+        self._status = status
         self._check_spaces()
         self._observation_leaves = observed = leaves(self.observation_space)
         fit = fit or Fit()
@@ -60,7 +60,7 @@ class EnvStepper:
         env_ids = range(first_env_id, first_env_id + self.num_envs)
         self._step_codes, self._reset_codes = ([code(doing, i) for i in env_ids] for doing in ("step", "reset"))
         codes = list(zip(self._step_codes, self._reset_codes, strict=True))
-        self._elsewhere = StepBatch.of(self.envs, progress, codes)
+        self._elsewhere = StepBatch.of(self.envs, status, codes)
         self._steps = [env.step for env in self.envs]
         self.tally = EpisodeTally(self.num_envs, [is_recorded(env) for env in self.envs])
 
@@ -69,7 +69,7 @@ class EnvStepper:
         infos = []
         self.tally.begin()
         for column, seed in enumerate(seeds):
-            self._progress.begin("reset", self._first + column)
+            self._status.begin("reset", self._first + column)
             observation, info = self._reset(column, seed)
             self.begin(column, observation, rows)
             infos.append(info)
@@ -101,7 +101,7 @@ class EnvStepper:
         first: int,
     ) -> None:
         """Write what each function of ``steps`` returns for its part of ``split``, see :meth:`step`."""
-        rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
+        rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._status.cell
         array, (dtype, shape), infos = np.ndarray, self._plain, target.infos
         named, codes = bool(infos), self._step_codes
         returned: Any = NOTHING
@@ -171,7 +171,7 @@ class EnvStepper:
         """Apply a function to some environments, for ``call``, ``get_attr`` and ``set_attr``."""
         results = []
         for column in columns:
-            self._progress.begin("call", self._first + column)
+            self._status.begin("call", self._first + column)
             results.append(function(self.envs[column]))
         return results
 
@@ -194,7 +194,7 @@ class EnvStepper:
         return reset_result(self.envs[column].reset(seed=seed))
 
     def _end(self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any) -> Any:
-        cell = self._progress.cell
+        cell = self._status.cell
         self._keep_end(target, step, column, observation, how, info)
         cell[0] = self._reset_codes[column]
         observation, info = reset_result(self.envs[column].reset())

@@ -112,15 +112,15 @@ class ThreadedStepper(EnvStepper):
     Args:
         envs: The environments, which share no state.
         first_env_id: env_id of the first one.
-        progress: Status slot, which contains the sub-environment whose result is awaited.
+        status: Status slot, which contains the sub-environment whose result is awaited.
         fit: Checks of observations.
         num_threads: Number of threads.
     """
 
     def __init__(
-        self, envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None, num_threads: int
+        self, envs: Sequence[Any], first_env_id: int, status: StatusSlot, fit: Fit | None, num_threads: int
     ) -> None:
-        super().__init__(envs, first_env_id, progress, fit)
+        super().__init__(envs, first_env_id, status, fit)
         self._num_threads = num_threads
         self._threads = ColumnThreads(num_threads, self.num_envs)
         self._is_stepping = False
@@ -178,7 +178,7 @@ class ThreadedStepper(EnvStepper):
         return observation
 
     def _write_reset(self, column: int, rows: Rows, step: int, target: Target) -> None:
-        self._progress.cell[0] = self._reset_codes[column]
+        self._status.cell[0] = self._reset_codes[column]
         observation, info = self._threads.take(column)
         target.infos.write_first(step + 1, column, info)
         self._write(rows, column, observation)

@@ -22,10 +22,9 @@ from parenv.experience.endings import INDEX, RESTARTED
 from parenv.memory.kinds import ENDED_BY, WORKER_RESTARTED
 from parenv.memory.spaces import flatten, is_single, leaves
 from parenv.memory.status_slot import StatusSlot
-from parenv.memory.trees import as_tensor, assign, deep_copy
+from parenv.memory.trees import ALL, as_tensor, assign, deep_copy
 
 _UNKNOWN = INDEX[RESTARTED]
-ALL = slice(None)
 
 
 class VectorStepper:
@@ -34,7 +33,7 @@ class VectorStepper:
     Args:
         env: The environment.
         first_env_id: env_id of the first sub-environment.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
         fit: Checks of observations.
 
     Attributes:
@@ -44,13 +43,13 @@ class VectorStepper:
     writes_tensors = True
     """Whether the rows of observations may be tensors."""
 
-    def __init__(self, env: Any, first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
+    def __init__(self, env: Any, first_env_id: int, status: StatusSlot, fit: Fit | None = None) -> None:
         self._env, self.autoreset = env, Autoreset.declared_by(env)
         self.num_envs: int = env.num_envs
         self.observation_space: Space[Any] = env.single_observation_space
         self.action_space: Space[Any] = env.single_action_space
         self._leaves = leaves(self.observation_space)
-        self._first, self._fit, self._progress = first_env_id, fit or Fit(), progress
+        self._first, self._fit, self._status = first_env_id, fit or Fit(), status
         self._is_plain = is_single(self._leaves) and not self._fit.finite
         self._finals = FinalObservations(env, self.autoreset, self._leaves, self._fit)
         self._arrays = EnvArrays(env, leaves(self.action_space))
@@ -69,7 +68,7 @@ class VectorStepper:
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
         """Begin an episode in every sub-environment and write the first observations; return the info of each."""
-        self._progress.begin("reset")
+        self._status.begin("reset")
         observations, infos = self._env.reset(seed=_seed_of(self._env, seeds))
         self._arrays.settle(flatten(self._leaves, observations))
         self._write(rows, observations)
@@ -79,12 +78,12 @@ class VectorStepper:
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all sub-environments, and reset those that the caller must reset because their episode ended."""
-        self._progress.begin("step")
+        self._status.begin("step")
         self._take(self._env.step(self._arrays.actions(actions)), rows, step, target)
 
     def send(self, actions: Rows) -> None:
         """Begin a step with ``step_async`` of the environment."""
-        self._progress.begin("step")
+        self._status.begin("step")
         self._env.step_async(self._arrays.actions(actions))
 
     def receive(self, rows: Rows, step: int, target: Target) -> None:
@@ -195,7 +194,7 @@ class VectorStepper:
                     f"got {array.shape} and {array.dtype} ({problem}). Correct the environment or its space."
                 )
             for column, value in enumerate(array if self._fit.finite else ()):
-                self._progress.begin("step", self._first + column)
+                self._status.begin("step", self._first + column)
                 self._fit.check_finite(leaf, value)
             assign(row, ALL, array)
 

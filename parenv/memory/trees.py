@@ -23,6 +23,8 @@ else:  # Only type checkers need the default, which Python's own has from 3.13 o
 
     Block = TypeVar("Block")
 
+ALL = slice(None)
+"""Every row of an array."""
 _IMMUTABLE = int, float, str, bytes, type(None), np.generic
 _CONTAINERS = Mapping, list, tuple, set, deque, bytearray
 Tree = Any

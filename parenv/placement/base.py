@@ -40,7 +40,7 @@ class Ended(NamedTuple):
     lost_host: str = ""
 
 
-Event = Received | Ended
+Arrived = Received | Ended
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Launch:
 class Placement(Protocol):
     """Starts workers and carries messages to and from them. Default methods are for placements without a network."""
 
-    are_missing: Callable[[Sequence[Event]], bool] | None = None
+    are_missing: Callable[[Sequence[Arrived]], bool] | None = None
     """Function of the events in :meth:`close` that returns whether messages of workers that have ended are missing."""
     silence_s: float = 0.0
     """Seconds for which a worker may be silent because of its network."""
@@ -109,7 +109,7 @@ class Placement(Protocol):
     def send(self, to: Sender, message: Message) -> None:
         """Send a message. One to a dead worker is dropped, because :meth:`wait` reports its end."""
 
-    def wait(self, timeout_s: float) -> list[Event]:
+    def wait(self, timeout_s: float) -> list[Arrived]:
         """Return all events, and wait up to the limit for the first one."""
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
@@ -145,7 +145,7 @@ class Placement(Protocol):
         """Return the known problems that prevent the start of workers, a sentence each."""
         return []
 
-    def close(self, timeout_s: float) -> list[Event]:
+    def close(self, timeout_s: float) -> list[Arrived]:
         """End every worker, and kill those that have not ended by the limit in seconds. Idempotent.
 
         Returns:

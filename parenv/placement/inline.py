@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from parenv.placement.base import Event, Launch, Placement, Received, drained
+from parenv.placement.base import Arrived, Launch, Placement, Received, drained
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.transport.interrupts import Heard
@@ -48,7 +48,7 @@ class InlinePlacement(Placement):
     def __init__(self, make_worker: Callable[[Sender, Launch, Send], InlineWorker]) -> None:
         self._make_worker = make_worker
         self._worker: InlineWorker | None = None
-        self._events: deque[Event] = deque()
+        self._events: deque[Arrived] = deque()
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Make the worker."""
@@ -60,7 +60,7 @@ class InlinePlacement(Placement):
         if self._worker is not None:
             self._worker.receive(from_frames(to_frames(to, message))[1])
 
-    def wait(self, timeout_s: float) -> list[Event]:
+    def wait(self, timeout_s: float) -> list[Arrived]:
         """Run the worker until it sends a message or has nothing to do. The limit is ignored."""
         worker = self._worker
         with Heard():
@@ -88,7 +88,7 @@ class InlinePlacement(Placement):
         """Return 1 until the worker fails or is closed, then 0."""
         return int(self._worker is not None and not self._worker.failed)
 
-    def close(self, timeout_s: float) -> list[Event]:
+    def close(self, timeout_s: float) -> list[Arrived]:
         """Close the worker. Idempotent."""
         worker, self._worker = self._worker, None
         if worker is not None:

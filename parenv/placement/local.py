@@ -12,7 +12,7 @@ from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
-from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Received, SteppingPlacement
+from parenv.placement.base import KILL_TIMEOUT_S, Arrived, Ended, Launch, Received, SteppingPlacement
 from parenv.process.descriptors import check_free
 from parenv.process.launcher import ForkServerSpec, Launcher
 from parenv.process.script_settings import settings_of_script
@@ -73,7 +73,7 @@ class LocalPlacement(SteppingPlacement):
             self._wake_ups[to].notify_of_message()
         self._socket.send(*to, frames)
 
-    def wait(self, timeout_s: float) -> list[Event]:
+    def wait(self, timeout_s: float) -> list[Arrived]:
         """Return all events, and wait up to the limit for the first one.
 
         The end of a worker comes after all messages that it sent.
@@ -151,13 +151,13 @@ class LocalPlacement(SteppingPlacement):
         """Return the number of running workers."""
         return len(self._launcher.running) if self._launcher is not None else 0
 
-    def close(self, timeout_s: float) -> list[Event]:
+    def close(self, timeout_s: float) -> list[Arrived]:
         """End every worker, and kill those that have not ended by the limit in seconds. Idempotent.
 
         Returns:
             The events until then.
         """
-        launcher, events = self._launcher, list[Event]()
+        launcher, events = self._launcher, list[Arrived]()
         try:
             if launcher is not None:
                 events += self._wait_for_ends(timeout_s)
@@ -179,8 +179,8 @@ class LocalPlacement(SteppingPlacement):
                     closed.close()
         return events
 
-    def _received(self) -> list[Event]:
-        events: list[Event] = []
+    def _received(self) -> list[Arrived]:
+        events: list[Arrived] = []
         while self._socket is not None and (frames := self._socket.receive()) is not None:
             try:
                 events.append(Received(*from_frames(frames)))
@@ -234,8 +234,8 @@ class LocalPlacement(SteppingPlacement):
             self._waiting.unwatch(launcher.fileno())
             launcher.close()
 
-    def _wait_for_ends(self, timeout_s: float) -> list[Event]:
-        deadline, events = time.monotonic() + timeout_s, list[Event]()
+    def _wait_for_ends(self, timeout_s: float) -> list[Arrived]:
+        deadline, events = time.monotonic() + timeout_s, list[Arrived]()
         while self.alive() and remaining(deadline):
             events += self.wait(remaining(deadline))
         return events

@@ -49,7 +49,7 @@ class Resumed(NamedTuple):
     """The pool continues from the state of another one."""
 
 
-Event = Asked | Delivered | Published | Evaluated | Called | Resumed | Lost | Back
+PoolEvent = Asked | Delivered | Published | Evaluated | Called | Resumed | Lost | Back
 
 
 class Observer:
@@ -70,7 +70,7 @@ class Observer:
     def begin(self, about: Mapping[str, Any]) -> None:
         """Prepare for a pool with this layout and seed, which is about to start."""
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: PoolEvent) -> None:
         """Receive an event."""
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Observer:
 class Observers(list[Observer]):
     """All observers of a pool. They hold no reference to it, so that it can become garbage."""
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: PoolEvent) -> None:
         """Send an event to each observer."""
         for observer in self:
             observer.hear(event)

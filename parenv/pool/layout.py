@@ -61,7 +61,7 @@ class Arena:
         self.slots_offset = aligned(end, 4096)
         self.memory = SharedMemory(self.slots_offset)
         head = self.memory.map()
-        self.progress = [StatusSlot(head, worker) for worker in range(num_workers)]
+        self.status = [StatusSlot(head, worker) for worker in range(num_workers)]
         self.writers: dict[str, WeightsWriter] = {}
         self.maps: dict[str, WeightsMap] = {}
         for (name, module), offset, nbytes in zip(modules.items(), offsets, sizes, strict=True):

@@ -73,7 +73,7 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         names = tuple(job.policies) if job.is_named else ()
         placement = _placement_for(plan, VersionMap(names, arena.maps, lambda number: versions.tables[number]))
         limit = None if plan.inline else job.options.max_memory_bytes
-        workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker, limit)
+        workers = Workers(placement, arena.status, job.shares, job.first_env_id, job.first_worker, limit)
         launch, synchronization = with_launch(arena.memory.fd), None
         if isinstance(placement, LocalPlacement):
             synchronization = Synchronization(arena.memory.map(), num_workers, placement)

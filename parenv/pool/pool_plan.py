@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import Space
 
 from parenv.argument_checks import at_least, is_callable, one_of, options_of
-from parenv.crew.partition import Part, part_of, placed_workers
+from parenv.crew.partition import LearnerPart, part_of, placed_workers
 from parenv.envs.entry_point import factories_of
 from parenv.envs.episode_seeds import EPISODE_SEED, with_episode_seeds
 from parenv.envs.factories import EnvFn, Factories, Spaces, given_spaces
@@ -537,7 +537,7 @@ def _gradient_job(given: PoolArguments, options: GradientOptions) -> GradientJob
     return GradientJob(given.loss_fn, GradientLayout.of(given.policy), options.worker_max_norm)
 
 
-def _stepped(factories: Factories, options: WorkerOptions, part: Part) -> Factories:
+def _stepped(factories: Factories, options: WorkerOptions, part: LearnerPart) -> Factories:
     """Return the factories, or factories of vector envs whose sub-environments other processes step."""
     if options.step_workers is None:
         return factories

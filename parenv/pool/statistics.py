@@ -328,7 +328,7 @@ def _mean(total: float, count: int) -> float:
     return total / count if count else math.nan
 
 
-Part = Literal["learning", "publishing", "waiting", "calling"]
+Activity = Literal["learning", "publishing", "waiting", "calling"]
 
 
 class DriverTimer:
@@ -344,7 +344,7 @@ class DriverTimer:
 
     def __init__(self, seconds: dict[str, float], processor_seconds: dict[str, float]) -> None:
         self._seconds, self._processor_seconds = seconds, processor_seconds
-        self._part: Part | None = None
+        self._part: Activity | None = None
         self._since = (0.0, 0.0)
         self._began = time.monotonic()
         self._first_asked = math.nan
@@ -370,11 +370,11 @@ class DriverTimer:
         if math.isnan(self._first_asked):
             self._first_asked = time.monotonic() - self._collected_before_s
 
-    def during(self, part: Part) -> During:
+    def during(self, part: Activity) -> During:
         """Return a context of this part. After waiting for a rollout comes learning from it."""
         return During(self, part, "learning" if part == "waiting" else self._part)
 
-    def begin(self, part: Part | None) -> None:
+    def begin(self, part: Activity | None) -> None:
         """End the present part and begin this one."""
         now = (time.perf_counter(), time.process_time())
         if self._part is not None:
@@ -387,7 +387,7 @@ class DriverTimer:
 class During:
     """Part of the time of the main process, as a context manager."""
 
-    def __init__(self, timer: DriverTimer, part: Part, after: Part | None) -> None:
+    def __init__(self, timer: DriverTimer, part: Activity, after: Activity | None) -> None:
         self._timer, self._part, self._after = timer, part, after
 
     def __enter__(self) -> None:

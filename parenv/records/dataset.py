@@ -21,7 +21,7 @@ from parenv.errors import ConfigurationError, embedded
 from parenv.experience.whole_episodes import Episode, EpisodeCutter
 from parenv.policy.policy import as_policy
 from parenv.pool.arrival import Arrival
-from parenv.pool.events import Delivered, Event, Observer, Resumed
+from parenv.pool.events import Delivered, Observer, PoolEvent, Resumed
 from parenv.records.minari_writer import MAX_STEPS, MinariWriter
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class DatasetRecording(Observer):
         """Number of episodes that were left out because they were too long or took more than ``max_episode_bytes``."""
         return self._left_out + self._cutter.too_large
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: PoolEvent) -> None:
         """Record the rollouts that are delivered to the user."""
         if self._is_over:
             return

@@ -26,7 +26,7 @@ from parenv.memory.trees import as_array, leaves_in
 from parenv.platform import system
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
-from parenv.pool.events import Called, Delivered, Event, Observer
+from parenv.pool.events import Called, Delivered, Observer, PoolEvent
 from parenv.process.whole_files import lock, make_folder_of
 from parenv.protocol.data import pack
 from parenv.protocol.digests import SealedLines, new_digest, rows_of
@@ -70,7 +70,7 @@ class Recorder(Observer):
         """Return a scheduler that records its decisions."""
         return _RecordedDispatch(self, *arguments, **more)
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: PoolEvent) -> None:
         """Record an event that is not a decision of the scheduler."""
         match event:
             case Called(method):
@@ -242,7 +242,7 @@ class Replayer(Observer):
         """Return a scheduler that repeats the recorded decisions."""
         return _ReplayedDispatch(self, *arguments, **more)
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: PoolEvent) -> None:
         """Compare an event with the recorded one.
 
         Raises:

@@ -23,7 +23,7 @@ from parenv.crew.events import Back, Lost
 from parenv.crew.failures import failure_of_worker
 from parenv.errors import ConfigurationError, during
 from parenv.pool.arrival import Arrival
-from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
+from parenv.pool.events import Asked, Delivered, Evaluated, Observer, PoolEvent, Published
 from parenv.process.cores import own_file
 
 FORMAT = 1
@@ -69,7 +69,7 @@ class TraceWriter(Observer):
             self._event("thread_sort_index", "M", track, now, args={"sort_index": track})
         self._flush()
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: PoolEvent) -> None:
         """Write an event."""
         now = time.perf_counter()
         match event:

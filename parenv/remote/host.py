@@ -15,7 +15,7 @@ from typing import Any
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, status_slot
-from parenv.placement.base import Ended, Event, Launch
+from parenv.placement.base import Arrived, Ended, Launch
 from parenv.placement.local import LocalPlacement
 from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.process.stack_pipe import STACK_SIGNAL
@@ -199,7 +199,7 @@ class HostSession:
             self._outbox.popleft()
         self._driver.want_to_write(bool(self._outbox))
 
-    def _relay(self, event: Event) -> None:
+    def _relay(self, event: Arrived) -> None:
         """Forward an event of a worker. The data of a rollout go before its commit."""
         sender = event.sender
         if isinstance(event, Ended):

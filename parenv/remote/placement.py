@@ -18,7 +18,7 @@ from parenv.memory.maps import AnyWeights, SlotMap, StepBufferMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
-from parenv.placement.base import Ended, Event, Launch, Notifier, Received, Traffic, drained
+from parenv.placement.base import Arrived, Ended, Launch, Notifier, Received, Traffic, drained
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.process.wake_up import Poller, WakeUps
@@ -61,7 +61,7 @@ class HostsPlacement:
         self, listener: HostListener, placing: RemotePlacement, weights: AnyWeights, provider: RayHosts | None
     ) -> None:
         self.silence_s = placing.silence_s
-        self.are_missing: Callable[[Sequence[Event]], bool] | None = None
+        self.are_missing: Callable[[Sequence[Arrived]], bool] | None = None
         self._provider = provider
         self._listener, self._num_local = listener, placing.num_local
         self._exchange = Exchange(placing, weights)
@@ -70,7 +70,7 @@ class HostsPlacement:
         self._present: dict[int, Sender] = {}
         self._hosts: dict[bytes, _Host] = {}
         self._pids: dict[Sender, int] = {}
-        self._events: deque[Event] = deque()
+        self._events: deque[Arrived] = deque()
         self._stacks: dict[Sender, str] = {}
         self._refusals = Refusals()
         self._sent = self._received = 0
@@ -130,7 +130,7 @@ class HostsPlacement:
         for part, about in self._exchange.outgoing(host, to, message):
             self._tell(host, part, about)
 
-    def wait(self, timeout_s: float) -> list[Event]:
+    def wait(self, timeout_s: float) -> list[Arrived]:
         """Return all events, after waiting for the first one up to the limit."""
         patience_s = 0.0 if self._events else min(timeout_s, PROBE_S)
         self._events.extend(self._local.wait(patience_s))
@@ -196,12 +196,12 @@ class HostsPlacement:
         command = f"parenv worker --connect {address} --key HOST.key"
         return [f"No host has joined at {address}. Run `{command}` on each host"]
 
-    def close(self, timeout_s: float) -> list[Event]:
+    def close(self, timeout_s: float) -> list[Arrived]:
         """Wait for the end of all workers up to the limit, then kill the others. Idempotent."""
         if self._closed:
             return []
         self._closed = True
-        deadline, events = time.monotonic() + timeout_s, list[Event]()
+        deadline, events = time.monotonic() + timeout_s, list[Arrived]()
         try:
             while self.alive() and remaining(deadline):
                 events += self.wait(remaining(deadline))

@@ -20,7 +20,7 @@ from parenv.memory.order import fence
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, status_slot, take_status_slot
 from parenv.memory.step_signals import StepSignals
-from parenv.placement.base import Event
+from parenv.placement.base import Arrived
 from parenv.placement.local import LocalPlacement
 from parenv.process.wake_up import WakeUp, WakeUps, WorkerWakeUp
 from parenv.protocol.frames import Sender
@@ -174,7 +174,7 @@ class HostsPoller:
     """
 
     def __init__(
-        self, wait: Callable[[float], list[Event]], events: deque[Event], local: LocalPlacement, descriptor: int
+        self, wait: Callable[[float], list[Arrived]], events: deque[Arrived], local: LocalPlacement, descriptor: int
     ) -> None:
         self._wait, self._events, self._local, self._descriptor = wait, events, local, descriptor
         self._poll = select.poll()
@@ -274,9 +274,9 @@ class HostRows:
             self._wake_ups.pop(before).close()
             self._rows.pop(before, None)
         self._wake_ups[sender] = self._local.wake_up(sender.worker, WakeUps(self._head, futexes=False))
-        progress = StatusSlot(self._head, sender.worker)
+        status = StatusSlot(self._head, sender.worker)
         # The counters of the former process must not be sent as counters of the new one.
-        progress.said[0] = progress.has_infos[0] = 0
+        status.said[0] = status.has_infos[0] = 0
 
     def obey(self, sender: Sender, message: RowPlan | Requests) -> None:
         """Allocate a worker's rows, or forward requests for them unless this process is gone.

@@ -10,13 +10,13 @@ from parenv.process.spinning import WAKE_UP_S
 from parenv.vector.choice import Choice, Measured, choose
 from parenv.vector.first_worker import FirstWorker
 from parenv.vector.vector_plan import VectorPlan, shared_out
-from parenv.vector.vector_session import VectorSession
+from parenv.vector.vector_state import VectorState
 
 CALL_S = 20e-6 + WAKE_UP_S
 """Estimate of the seconds of this process for a call of ``send`` and ``recv``, with the wake-ups."""
 
 
-def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, Choice, float | None]:
+def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorState, Choice, float | None]:
     """Begin a session, with the number of workers that was given or that is best for what was measured.
 
     Returns:
@@ -28,7 +28,7 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, Choi
     """
     if not plan.is_chosen:
         workers = len(plan.worker_shares)
-        return plan, VectorSession(plan, copy), Choice(workers, plan.caller_rows, _given(plan)), None
+        return plan, VectorState(plan, copy), Choice(workers, plan.caller_rows, _given(plan)), None
     first = FirstWorker(plan)
     try:
         measured = first.measured()
@@ -36,13 +36,13 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, Choi
         if not choice.num_workers:
             try:
                 chosen = _planned(plan, choice, measured)
-                return chosen, VectorSession(chosen, copy), choice, _step_s(measured)
+                return chosen, VectorState(chosen, copy), choice, _step_s(measured)
             except Exception:
                 # The first sub-environment, which the worker still has, may be the only one that can exist.
                 once = replace(plan.demand, isolated_by="a sub-environment that can be made only once")
                 choice = choose(once, measured)
         chosen = _planned(plan, choice, measured)
-        return chosen, VectorSession(chosen, copy, first), choice, _step_s(measured)
+        return chosen, VectorState(chosen, copy, first), choice, _step_s(measured)
     finally:
         first.close()
 

@@ -28,7 +28,7 @@ class CallerWorker:
     Args:
         job: Job of all workers.
         worker: Index of this worker.
-        progress: Status slot of this worker.
+        status: Status slot of this worker.
         hear: Function that receives its side data and the exceptions of its steps.
         warn: Function that shows a warning once.
 
@@ -39,13 +39,13 @@ class CallerWorker:
     """
 
     def __init__(
-        self, job: StepJob, worker: int, progress: StatusSlot, hear: Callable[[Event], object], warn: Warner
+        self, job: StepJob, worker: int, status: StatusSlot, hear: Callable[[Event], object], warn: Warner
     ) -> None:
         self._worker, self._hear, self.warn = worker, hear, warn
         self._cleanup = contextlib.ExitStack()
         try:
-            job.set_up(worker, progress, self._cleanup)
-            self._task: Any = StepTask(job, Sender(worker, 0), progress, self)
+            job.set_up(worker, status, self._cleanup)
+            self._task: Any = StepTask(job, Sender(worker, 0), status, self)
         except BaseException:
             self._cleanup.close()
             raise

@@ -25,7 +25,7 @@ from parenv.vector.vector_plan import (
     VectorPlan,
     make_vector_plan,
 )
-from parenv.vector.vector_session import StepResults, VectorSession
+from parenv.vector.vector_state import StepResults, VectorState
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
 _IDLE = ""
@@ -158,7 +158,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._look = second_look(plan, session.backend)
         self._describe(plan, session)
 
-    def _describe(self, plan: VectorPlan, session: VectorSession) -> None:
+    def _describe(self, plan: VectorPlan, session: VectorState) -> None:
         self.num_workers = len(plan.worker_shares)
         self.num_caller_envs = plan.caller_rows if plan.worker_shares else 0
         self.metadata, self.render_mode = session.metadata, session.render_mode

@@ -15,7 +15,7 @@ from parenv.envs.factories import Factories
 from parenv.errors import ConfigurationError
 from parenv.options import WorkerOptions
 from parenv.vector.env import ParallelVectorEnv
-from parenv.vector.vector_session import StepResults
+from parenv.vector.vector_state import StepResults
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class AECLoop:
     _writer: AgentWriter
 
     def __init__(self, episodes: EpisodesOfAgents) -> None:
-        self._episodes, self._envs, self._progress = episodes, episodes.envs, episodes.progress
+        self._episodes, self._envs, self._status = episodes, episodes.envs, episodes.status
         self._assignments = episodes.assignments
         self._pending = [Pending(len(group.who)) for group in self._assignments.groups]
         self._turns: list[Any] = [None] * len(self._envs)
@@ -130,7 +130,7 @@ class AECLoop:
         Raises:
             StopCollectingError: The driver wants this worker to end.
         """
-        clock, progress = time.perf_counter, self._progress
+        clock, status = time.perf_counter, self._status
         self._writer = writer
         self._episodes.begin_writing(writer, self._carries)
         self._is_writing, self._is_full = True, False
@@ -139,11 +139,11 @@ class AECLoop:
             pending.put_back(mine)
         environment = acting = 0.0
         while not self._is_full:
-            if progress.closing[0]:
+            if status.closing[0]:
                 raise StopCollectingError
             began = clock()
-            progress.cell[0] = ACT
-            progress.heartbeat[0] += 1
+            status.cell[0] = ACT
+            status.heartbeat[0] += 1
             actions = self._act()
             acted = clock()
             for column, action in enumerate(actions):
@@ -176,7 +176,7 @@ class AECLoop:
         return actions
 
     def _take_turn(self, column: int, action: Any) -> None:
-        self._progress.cell[0] = self._episodes.step_codes[column]
+        self._status.cell[0] = self._episodes.step_codes[column]
         try:
             self._episodes.steps[column](action)
             self._taken[column] += 1
@@ -245,7 +245,7 @@ class AECLoop:
         group.tally.lengths[row] += 1
 
     def _explain(self, agent_row: AgentRow, error: Exception, returned: Any) -> None:
-        explain_step(error, returned, self._progress.env_id, agent_row.agent)
+        explain_step(error, returned, self._status.env_id, agent_row.agent)
 
     def _end_turns(self, agent_row: AgentRow, observation: Any, terminated: bool, column: int) -> None:
         """End the part of an agent that is gone with its last turn, if it had one."""

@@ -27,7 +27,7 @@ class EpisodesOfAgents:
     Args:
         envs: Sub-environments.
         assignments: Their agents and policies.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
         first: Return values of resets that have been done already.
 
     Attributes:
@@ -42,9 +42,9 @@ class EpisodesOfAgents:
     replacements: Replacements | None = None
 
     def __init__(
-        self, envs: list[Any], assignments: AgentAssignments, progress: StatusSlot, first: Sequence[Any] = ()
+        self, envs: list[Any], assignments: AgentAssignments, status: StatusSlot, first: Sequence[Any] = ()
     ) -> None:
-        self.envs, self.assignments, self.progress = envs, assignments, progress
+        self.envs, self.assignments, self.status = envs, assignments, status
         self._tally = assignments.groups[0].tally
         self._first = dict(enumerate(first))
         self.steps = [env.step for env in envs]
@@ -62,7 +62,7 @@ class EpisodesOfAgents:
         """Apply a function to some of the sub-environments."""
         results = []
         for column in columns:
-            self.progress.begin("call", self.assignments.env_ids[column])
+            self.status.begin("call", self.assignments.env_ids[column])
             results.append(function(QuestionedEnv(self.envs[column])))
         return results
 
@@ -98,7 +98,7 @@ class EpisodesOfAgents:
 
     def finish_writing(self) -> None:
         """Write the ends of the rollout, and the episodes in progress."""
-        self.progress.begin("commit")
+        self.status.begin("commit")
         for policy in self.assignments.policy_rows.values():
             policy.own_carry()
         for group, mine in zip(self.assignments.groups, self.writer.groups, strict=True):
@@ -108,7 +108,7 @@ class EpisodesOfAgents:
     def reset(self, column: int, seed: int | None) -> Any:
         """Reset a sub-environment and assign its agents; return what the reset returned."""
         env_id = self.assignments.env_ids[column]
-        self.progress.cell[0] = self._reset_codes[column]
+        self.status.cell[0] = self._reset_codes[column]
         if column in self._first:
             found = self._first.pop(column)
         else:

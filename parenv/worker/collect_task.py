@@ -97,7 +97,7 @@ class CollectTask:
         mapping: Any = None,
     ) -> None:
         job: Job = context.job
-        self._job, self._sender, self._progress, self._output = job, context.sender, context.progress, context.output
+        self._job, self._sender, self._status, self._output = job, context.sender, context.status, context.output
         self._env_ids, self._writers, self._evaluation = env_ids, writers, evaluation
         self._collector: Collector[Any] = collector
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
@@ -137,15 +137,15 @@ class CollectTask:
         commit_writer = collector.commit_writer(writer)
         seconds = collector.collect(writer)
         if job.postprocess is not None:
-            self._progress.begin("postprocess")
+            self._status.begin("postprocess")
             collector.postprocess(job.postprocess, writer, version)
         rollout, learned = None, NOTHING_LEARNED
         if self._differentiator is not None:
-            self._progress.begin("loss_fn")
+            self._status.begin("loss_fn")
             rollout = collector.rollout(writer, version)
             learned = self._differentiator.run(rollout.to(job.device), commit_writer.gradient)
         commit = collector.commit(credit, rollout, learned, self._evaluation.acting)
-        self._progress.begin("commit")
+        self._status.begin("commit")
         if self._writers.device is not None:
             self._writers.device.finish()
         self._timer.stamp(commit_writer, credit, seconds, learned, collector.step_worker_restarts)
@@ -155,7 +155,7 @@ class CollectTask:
     def _load(self, version: int, place: int, snapshot: bytes) -> int:
         """Load a version, unless it is loaded; return its number."""
         if (version, place) != self._loaded:
-            self._progress.begin("loading the policy")
+            self._status.begin("loading the policy")
             # A load that fails may leave parts of two versions. The next rollout must not trust the old number.
             self._loaded = (-1, -1)
             self._collector.load(version, place, snapshot)

@@ -113,14 +113,14 @@ class EpisodeEnvs:
     Args:
         job: Job of the workers.
         env_ids: env_ids of the sub-environments.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
 
     Attributes:
         rows: Sub-environments.
     """
 
-    def __init__(self, job: EpisodeJob, env_ids: range, progress: StatusSlot) -> None:
-        self._job, self._progress = job, progress
+    def __init__(self, job: EpisodeJob, env_ids: range, status: StatusSlot) -> None:
+        self._job, self._status = job, status
         self.rows = [SubEnvironment(row, env_id=env_id) for row, env_id in enumerate(env_ids)]
         self._step_codes = [code("step", env_id) for env_id in env_ids]
 
@@ -135,7 +135,7 @@ class EpisodeEnvs:
         if is_due or one.made_for != (asked.task, asked.video is not None):
             self._make(one, asked)
         one.episodes += 1
-        self._progress.begin("reset", one.env_id)
+        self._status.begin("reset", one.env_id)
         one.began = time.perf_counter()
         more = {} if asked.options is None else {"options": dict(asked.options)}
         observation, one.info = reset_result(one.env.reset(seed=asked.seed, **more))
@@ -146,8 +146,8 @@ class EpisodeEnvs:
 
     def step(self, one: SubEnvironment, action: Any) -> tuple[Any, list[Any] | None]:
         """Step a sub-environment; return the observation, and the answer to the request if the episode has ended."""
-        self._progress.cell[0] = self._step_codes[one.row]
-        self._progress.heartbeat[0] += 1
+        self._status.cell[0] = self._step_codes[one.row]
+        self._status.heartbeat[0] += 1
         returned: Any = NOTHING
         try:
             returned = observation, reward, terminated, truncated, one.info = one.env.step(action)
@@ -177,7 +177,7 @@ class EpisodeEnvs:
     def failed(self, row: int, error: BaseException) -> dict[str, Any]:
         """Return the answer to the request of an episode whose environment has raised, and close the environment."""
         one = self.rows[row]
-        failure = failure_of(error, self._progress.doing, one.env_id)
+        failure = failure_of(error, self._status.doing, one.env_id)
         with contextlib.suppress(Exception):
             one.close()
         one.asked, one.frames = None, None
@@ -201,7 +201,7 @@ class EpisodeEnvs:
         one.asked, one.frames = None, None
 
     def _make(self, one: SubEnvironment, asked: AskedEpisode) -> None:
-        self._progress.begin("making the environment", one.env_id)
+        self._status.begin("making the environment", one.env_id)
         one.close()
         renders = asked.video is not None
         one.env = env = self._made(asked.task, one.env_id, renders)

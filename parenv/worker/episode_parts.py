@@ -13,14 +13,14 @@ import numpy as np
 from parenv.envs.values import Rows
 from parenv.errors import ObservationError
 from parenv.experience.episode_parts import OpenEpisodes, joined, rollout_of_episode, rows_of_slot
-from parenv.memory.trees import as_array, assign, copy_with, map_trees
+from parenv.memory.trees import ALL, as_array, assign, copy_with, map_trees
 from parenv.protocol.messages import Commit, Credit
 from parenv.worker.actor import NO_INFOS, Actor
 from parenv.worker.chunk_cutter import ChunkCutter, Part, initial_carry
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.single import ACT
 from parenv.worker.single_agent_collector import Seconds, SingleAgentCollector, StopCollectingError, private_writer
-from parenv.worker.writing import ALL, RolloutWriter
+from parenv.worker.writing import RolloutWriter
 
 PROMPT_S = 0.025
 """Time in seconds after which a worker sends an episode that has ended, instead of collecting further rows first."""
@@ -143,7 +143,7 @@ class EpisodePartsCollector(SingleAgentCollector):
             Seconds of acting, the number of rows, and ``(row, column)`` of the first row of each episode that began.
         """
         clock, acting, stepper, begun = time.perf_counter, 0.0, self.stepper, list[tuple[int, int]]()
-        cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
+        cell, heartbeat, closing = self._status.cell, self._status.heartbeat, self._status.closing
         initial, versions = self.actor.initial_carry(stepper.num_envs), writer.own["rows", 0]["version"]
         self._observe.clear()
         for step in range(self.spec.rollout_length):

@@ -29,13 +29,13 @@ class EpisodeEnvsTask:
     Args:
         job: Job of the workers.
         sender: Identity of this worker.
-        progress: Status slot of this worker.
+        status: Status slot of this worker.
         output: Output for warnings.
     """
 
-    def __init__(self, job: EpisodeJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
-        self._job, self._progress, self._output = job, progress, output
-        self._envs = EpisodeEnvs(job, job.env_ids(sender.worker), progress)
+    def __init__(self, job: EpisodeJob, sender: Sender, status: StatusSlot, output: TaskOutput) -> None:
+        self._job, self._status, self._output = job, status, output
+        self._envs = EpisodeEnvs(job, job.env_ids(sender.worker), status)
 
     def ready(self) -> Ready:
         """Return an empty description, because environments are made for their first episode."""
@@ -81,7 +81,7 @@ class EpisodeTask(EpisodeEnvsTask):
     def play_for(self, seconds: float) -> PendingAnswers:
         """Play until an episode ends; while all sub-environments are in use, at most for a short time."""
         until = time.perf_counter() + PIECE_S
-        while not self._done and not self._progress.closing[0]:
+        while not self._done and not self._status.closing[0]:
             for batch in self._batches.playing():
                 self._step(batch)
             if time.perf_counter() >= until or any(one.asked is None for one in self._envs.rows):
@@ -96,7 +96,7 @@ class EpisodeTask(EpisodeEnvsTask):
 
     def _step(self, batch: PolicyBatch) -> None:
         """Act once and step all sub-environments of a batch."""
-        self._progress.begin("act")
+        self._status.begin("act")
         playing: list[Any] = list(batch.playing)
         actions = batch.act(playing)
         for one in playing:

@@ -238,7 +238,7 @@ class Evaluation(Generic[A]):
         """Continue for about this many seconds; return the answer if it is complete."""
         until, runner = time.perf_counter() + seconds, self._runner
         assert runner is not None
-        self._context.progress.begin("evaluate")
+        self._context.status.begin("evaluate")
         with contextlib.suppress(StopCollectingError):
             runner.play_piece()
             while not runner.is_over and time.perf_counter() < until:

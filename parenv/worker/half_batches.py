@@ -31,7 +31,7 @@ class HalfBatchCollector(SingleAgentCollector):
         first = 0
         envs: Any = self.stepper.envs[0]
         for half in envs.halves:
-            stepper = VectorStepper(half, int(self.env_ids[first]), self._progress, self.actor.fit)
+            stepper = VectorStepper(half, int(self.env_ids[first]), self._status, self.actor.fit)
             stepper.tally.begin()
             self._halves.append((slice(first, first + half.num_envs), stepper))
             first += half.num_envs
@@ -63,7 +63,7 @@ class HalfBatchCollector(SingleAgentCollector):
         acting, began = 0.0, time.perf_counter()
         for step in range(spec.rollout_length):
             for half in halves:
-                if self._progress.closing[0]:
+                if self._status.closing[0]:
                     raise StopCollectingError
                 half.receive(step)
                 before = time.perf_counter()
@@ -95,7 +95,7 @@ class HalfBatch:
         self, collector: HalfBatchCollector, writer: RolloutWriter, columns: slice, stepper: VectorStepper
     ) -> None:
         self._collector, self._writer, self._columns, self._stepper = collector, writer, columns, stepper
-        self._actor, self._progress = collector.actor, collector._progress
+        self._actor, self._status = collector.actor, collector._status
         carry = collector._carry
         self.carry = None if carry is None else map_trees(lambda values: values[columns], carry)
         self.ends = writer.ends
@@ -126,8 +126,8 @@ class HalfBatch:
 
     def act(self, step: int) -> None:
         """Act, and begin the step."""
-        self._progress.cell[0] = ACT
-        self._progress.heartbeat[0] += 1
+        self._status.cell[0] = ACT
+        self._status.heartbeat[0] += 1
         seen = self.infos.seen[step] if self.infos.seen else {}
         actions, extras, self.carry = self._actor.act(self._rows(step), self.carry, seen)
         fitted = self._collector.fitted(actions, self._stepper.num_envs)

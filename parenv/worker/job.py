@@ -76,20 +76,20 @@ class WorkerJob:
     def prepare(self, context: Context[Self]) -> Prepared:
         """Make the sub-environments of a worker."""
         make = _named(self.prepared_by)
-        return make(self, context.sender, context.progress, context.output)  # type: ignore[no-any-return]
+        return make(self, context.sender, context.status, context.output)  # type: ignore[no-any-return]
 
     def of_worker(self, worker: int) -> Self:
         """Return the job of one worker, with its device."""
         devices = self.options.devices
         return replace(self, device=devices[(self.first_worker + worker) % len(devices)])
 
-    def set_up(self, worker: int, progress: StatusSlot, cleanup: contextlib.ExitStack) -> None:
+    def set_up(self, worker: int, status: StatusSlot, cleanup: contextlib.ExitStack) -> None:
         """Call ``setup_fn`` of the user, and register ``cleanup_fn``."""
         if self.options.cleanup_fn is not None:
             cleanup.callback(self.options.cleanup_fn, self.first_worker + worker)
         self.factories.register()
         if self.options.setup_fn is not None:
-            progress.begin("setup_fn")
+            status.begin("setup_fn")
             self.options.setup_fn(self.first_worker + worker)
 
     def env_ids(self, worker: int) -> range:
@@ -173,7 +173,7 @@ class EpisodeJob(WorkerJob):
     def prepare(self, context: Context[Self]) -> Prepared:
         """Make the sub-environments of a worker."""
         make = _named(self.prepared_by if self.acts else self.prepared_by_if_stepped)
-        return make(self, context.sender, context.progress, context.output)  # type: ignore[no-any-return]
+        return make(self, context.sender, context.status, context.output)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,14 +29,14 @@ class RecordQueue:
     """Records of this process that the main process does not have yet.
 
     Args:
-        progress: Status slot of the worker, with the sub-environment at work.
+        status: Status slot of the worker, with the sub-environment at work.
 
     Attributes:
         waiting: The records, as dicts.
     """
 
-    def __init__(self, progress: StatusSlot) -> None:
-        self._progress, self._pid, self._main_thread = progress, os.getpid(), threading.get_ident()
+    def __init__(self, status: StatusSlot) -> None:
+        self._status, self._pid, self._main_thread = status, os.getpid(), threading.get_ident()
         # Threads of environments log too. A signal handler may log while its thread has the lock.
         self._lock = threading.RLock()
         self.waiting: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ class RecordQueue:
 
     def _plain(self, record: logging.LogRecord) -> dict[str, Any]:
         in_main_thread = threading.get_ident() == self._main_thread
-        env_id = self._progress.env_id if in_main_thread else -1
+        env_id = self._status.env_id if in_main_thread else -1
         text = record.exc_text
         if record.exc_info and not text:
             text = logging.Formatter().formatException(record.exc_info)

@@ -59,16 +59,16 @@ class MemberTask:
     Args:
         job: Job of the workers.
         sender: Identity of this worker.
-        progress: Status slot of this worker.
+        status: Status slot of this worker.
         output: Output for warnings.
     """
 
-    def __init__(self, job: MemberJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
-        self._job, self._worker, self._progress = job, sender.worker, progress
+    def __init__(self, job: MemberJob, sender: Sender, status: StatusSlot, output: TaskOutput) -> None:
+        self._job, self._worker, self._status = job, sender.worker, status
         self._fit = fit = Fit.of(job.options, output.warn)
         env_ids = job.env_ids(sender.worker)
-        self._training = MemberEnvs(job.factories, env_ids, progress, fit, job.options.step_threads)
-        self._measuring = MemberEnvs(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
+        self._training = MemberEnvs(job.factories, env_ids, status, fit, job.options.step_threads)
+        self._measuring = MemberEnvs(job.fitness_factories, env_ids, status, fit, job.options.step_threads)
         stepper = self._training.stepper
         self._spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
         self._spec = self._probed()
@@ -120,7 +120,7 @@ class MemberTask:
             raise
         except Exception as error:
             # The exception may have broken the environments, so the next member gets new ones.
-            failure = failure_of(error, self._progress.doing, self._progress.env_id)
+            failure = failure_of(error, self._status.doing, self._status.env_id)
             self.close()
             return {"failure": [getattr(failure, one.name) for one in fields(Failure)]}
 
@@ -128,7 +128,7 @@ class MemberTask:
         self, number: int, hyperparameters: Mapping[str, float], source: Any, target: int, seed: int
     ) -> dict[str, Any]:
         began, job = time.perf_counter(), self._job
-        self._progress.begin("loading the policy")
+        self._status.begin("loading the policy")
         member = made(job.make_member, number, hyperparameters, job.device)
         state: Any = source if isinstance(source, Mapping) else None
         if state is None and source >= 0:
@@ -142,7 +142,7 @@ class MemberTask:
         taught = time.perf_counter()
         measured = self._measure(member, actor, seed)
         known = time.perf_counter()
-        self._progress.begin("commit")
+        self._status.begin("commit")
         after = {**state_of(member), "normalising": self._training.statistics}
         written = {"state_bytes": self._places.write(target, after)} if target >= 0 else {"state": after}
         seconds = [loaded - began + time.perf_counter() - known, taught - loaded, known - taught]
@@ -158,7 +158,7 @@ class MemberTask:
         while env_steps < self._job.every:
             collector.collect(writer)
             rollout = collector.rollout(writer, updates)
-            self._progress.begin("learn")
+            self._status.begin("learn")
             given = rollout.to(self._job.device) if as_policy(member.policy).takes_tensors else rollout
             metrics = self._job.learn(member, given)
             env_steps += rollout.num_steps
@@ -177,7 +177,7 @@ class MemberTask:
                 self._measuring.normalise_by(self._training.statistics, updating=False)
                 collector, _ = self._measuring.collector(actor, self._spec, seed + 1, self._worker)
                 episodes = EpisodeStatistics.of_columns(*EnvsEpisodeRunner(collector, fitness.episodes).play_all())
-        self._progress.begin("fitness")
+        self._status.begin("fitness")
         score = episodes.mean_return if fitness.score is None else float(fitness.score(member, episodes))
         return {"score": score, "episodes": episodes.columns()}
 
@@ -188,7 +188,7 @@ class MemberTask:
     def _probed(self) -> RolloutSpec:
         """Find the fields of a rollout beside the spaces, with a temporary member."""
         with RandomState(0):
-            self._progress.begin("act")
+            self._status.begin("act")
             member = made(self._job.make_member, 0, self._job.first, self._job.device)
             pack(state_of(member))
             actor = self._actor(member)

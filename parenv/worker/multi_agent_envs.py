@@ -41,19 +41,19 @@ class MultiAgentEnvs:
     """
 
     def __init__(self, context: Context[Job]) -> None:
-        self._context, job, sender, progress = context, context.job, context.sender, context.progress
+        self._context, job, sender, status = context, context.job, context.sender, context.status
         self._env_ids, self._fit = job.env_ids(sender.worker), Fit.of(job.options, context.output.warn)
         self._envs = self._make_envs(self._env_ids)
         self._scratch_envs: list[Any] = []
         self._spaces = spaces_of(self._envs, self._env_ids.start)
         self._resets = []
         for env_id, env in zip(self._env_ids, self._envs, strict=True):
-            progress.begin("reset", env_id)
+            status.begin("reset", env_id)
             self._resets.append(env.reset(seed=environment_seed(job.seed, env_id, sender.generation)))
         self._contents: dict[str, Any] = {}
         """Contents of a rollout as plain data; empty in other workers than worker 0."""
         if sender.worker == 0:
-            progress.begin("act")
+            status.begin("act")
             with RandomState(0):
                 self._contents = probe_agents(
                     context.load_job(), self._envs, self._resets, self._spaces, self._fit, self._make_one
@@ -85,7 +85,7 @@ class MultiAgentEnvs:
 
     def _make_envs(self, env_ids: range, others: Sequence[Any] = ()) -> list[Any]:
         """Make sub-environments. None of them may be one of the others."""
-        made = make_envs(self._context.job.factories, env_ids, self._context.progress, others, check_has_agents)
+        made = make_envs(self._context.job.factories, env_ids, self._context.status, others, check_has_agents)
         return [with_agents(env) for env in made]
 
     def _make_one(self) -> Any:
@@ -103,11 +103,11 @@ class MultiAgentEnvs:
             resets: Return values of resets that have been done already.
             replaces: Whether environments that raise are replaced.
         """
-        (worker, generation), progress = self._context.sender, self._context.progress
+        (worker, generation), status = self._context.sender, self._context.status
         assignments = AgentAssignments(job, policies, self._env_ids, generation)
-        episodes = EpisodesOfAgents(envs, assignments, progress, resets)
+        episodes = EpisodesOfAgents(envs, assignments, status, resets)
         if replaces:
-            episodes.replacements = Replacements(job, episodes, self._env_ids.start, generation, progress)
+            episodes.replacements = Replacements(job, episodes, self._env_ids.start, generation, status)
         loop = AECLoop(episodes) if acts_in_turns(envs[0]) else ParallelLoop(episodes)
         return AgentsCollector(episodes, loop, worker)
 

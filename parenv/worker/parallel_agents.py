@@ -30,7 +30,7 @@ class ParallelLoop:
     _writer: AgentWriter
 
     def __init__(self, episodes: EpisodesOfAgents) -> None:
-        self._episodes, self._envs, self._progress = episodes, episodes.envs, episodes.progress
+        self._episodes, self._envs, self._status = episodes, episodes.envs, episodes.status
         self._assignments = episodes.assignments
         self._everybody = [
             [agent_row[:] for agent_row in agent_rows.values()] for agent_rows in self._assignments.agent_rows
@@ -66,8 +66,8 @@ class ParallelLoop:
         Raises:
             StopCollectingError: The driver wants this worker to end.
         """
-        clock, progress, assignments = time.perf_counter, self._progress, self._assignments
-        cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing
+        clock, status, assignments = time.perf_counter, self._status, self._assignments
+        cell, heartbeat, closing = status.cell, status.heartbeat, status.closing
         self._writer = writer
         self._episodes.begin_writing(writer, self._episodes.carries)
         environment = acting = 0.0
@@ -93,7 +93,7 @@ class ParallelLoop:
 
     def _step(self, actions: Sequence[Any], step: int) -> None:
         """Step every sub-environment. If an agent's part of an episode ends, keep its final observation."""
-        cell, groups, array, has_state = self._progress.cell, self._assignments.groups, np.ndarray, self._has_state
+        cell, groups, array, has_state = self._status.cell, self._assignments.groups, np.ndarray, self._has_state
         rows, self._seen, rewards = self._writer.steps[step]
         self._rows, are_named = rows, any(self._infos)
         episodes = self._episodes

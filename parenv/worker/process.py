@@ -62,8 +62,8 @@ def serve_steps(arguments: dict[str, Any], *descriptors: int) -> int:
     The first wake-up wakes the main process. On a machine without futexes, the second one wakes this worker.
     """
     with _opened(arguments, *descriptors) as (worker, socket, (answers_wake_up, *own)):
-        progress, head = worker.progress, worker.memory.map()
-        cell, said, waiting = progress.cell, progress.said, code("waiting")
+        status, head = worker.status, worker.memory.map()
+        cell, said, waiting = status.cell, status.said, code("waiting")
         waiter = own[0] if own else FutexWaiter(head, arguments["worker"])
         take, answers = waiter.take, Answers(head, answers_wake_up)
         incoming = Incoming(worker, told(head, arguments["worker"]), lambda: _receive(worker, socket, waiter, answers))
@@ -141,7 +141,7 @@ def _let_spin(worker: Worker, waiter: FutexWaiter | WakeUp) -> None:
     """Let a worker poll before it sleeps, once it knows its share."""
     spinning = worker.prepared.spinning if isinstance(worker.prepared, StepTask) else None
     if spinning is not None and isinstance(waiter, FutexWaiter) and waiter.spinner is None:
-        waiter.spinner = Spinner(spinning, waiter.changes, worker.progress.spun_ns)
+        waiter.spinner = Spinner(spinning, waiter.changes, worker.status.spun_ns)
 
 
 class Incoming:

@@ -26,12 +26,12 @@ class Replacements:
         stepper: Sub-environments, with a method ``replace``.
         first_env_id: env_id of the first sub-environment.
         generation: Generation of the process.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
     """
 
-    def __init__(self, job: Job, stepper: Any, first_env_id: int, generation: int, progress: StatusSlot) -> None:
+    def __init__(self, job: Job, stepper: Any, first_env_id: int, generation: int, status: StatusSlot) -> None:
         self.stepper = stepper
-        self._job, self._first, self._generation, self._progress = job, first_env_id, generation, progress
+        self._job, self._first, self._generation, self._status = job, first_env_id, generation, status
         self._restart_limit = RestartLimit(job.options.restart, len(stepper.envs))
         self._counts = [0] * len(stepper.envs)
         self._causes: list[list[Any]] = []
@@ -53,21 +53,21 @@ class Replacements:
         Raises:
             BaseException: The last error, if there were more errors than the limit allows.
         """
-        progress, env_id = self._progress, self._first + column
+        status, env_id = self._status, self._first + column
         while True:
-            doing = progress.doing
+            doing = status.doing
             if self._restart_limit.died(column, time.monotonic()) is None:
-                progress.begin(doing, env_id)
+                status.begin(doing, env_id)
                 raise error
             text = f"{type(error).__qualname__}: {text_of(error)}"
             self._causes.append([env_id, doing, text, traceback_of(error)[-MAX_TRACEBACK:]])
             self._counts[column] += 1
             try:
-                progress.begin("making the environment", env_id)
+                status.begin("making the environment", env_id)
                 self.stepper.replace(column, self._job.factories.make(env_id))
                 for name, value in self._values.get(column, {}).items():
                     self.stepper.each("set_attr", methodcaller("set_wrapper_attr", name, value), [column])
-                progress.begin("reset", env_id)
+                status.begin("reset", env_id)
                 seed = environment_seed(self._job.seed, env_id, self._generation, self._counts[column])
                 return self.stepper.envs[column].reset(seed=seed)
             except Exception as another:
@@ -99,7 +99,7 @@ class ReplacingCollector(SingleAgentCollector):
                 stepper.step(actions, rows, step, writer, first)
                 return
             except (Exception, SystemExit) as error:
-                failed = self._progress.env_id - int(self.env_ids[0])
+                failed = self._status.env_id - int(self.env_ids[0])
                 first = self._replace(failed, error, rows, step, writer)
 
     def _replace(self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter) -> int:
@@ -121,7 +121,7 @@ class ReplacingCollector(SingleAgentCollector):
         return column
 
     def _act_again(self, column: int, step: int, writer: RolloutWriter) -> None:
-        self._progress.begin("act")
+        self._status.begin("act")
         carry = self._carry_before
         if carry is not None:
             carry = self.actor.with_rows(carry, self.actor.initial_carry(self.stepper.num_envs), [column])

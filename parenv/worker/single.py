@@ -36,7 +36,7 @@ def single_env(stepper: Stepper, actor: Actor, writer: RolloutWriter) -> EnvStep
 
 
 def fill_rows(
-    stepper: EnvStepper, actor: Actor, carry: Any, writer: RolloutWriter, progress: StatusSlot, env_steps: int
+    stepper: EnvStepper, actor: Actor, carry: Any, writer: RolloutWriter, status: StatusSlot, env_steps: int
 ) -> tuple[Any, float]:
     """Fill a rollout, as ``SingleAgentCollector`` does for any number of sub-environments.
 
@@ -45,7 +45,7 @@ def fill_rows(
         actor: Actor that chooses the actions.
         carry: Carry of the policy.
         writer: Writer of the rollout, already begun.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
         env_steps: Number of env steps before this rollout.
 
     Returns:
@@ -55,7 +55,7 @@ def fill_rows(
         StopCollectingError: The main process wants this worker to end.
     """
     clock, array, acting = perf_counter, np.ndarray, 0.0
-    cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing
+    cell, heartbeat, closing = status.cell, status.heartbeat, status.closing
     act, observed, fit = actor.plain_act, actor.observing(writer), actor.actions
     wanted, wanted_shape = fit.dtype, (1, *fit.shape)
     step_env, step_code, split, dtype, shape, write, end = stepper.only()
@@ -91,6 +91,6 @@ def fill_rows(
             error.args = (f"in env step {env_steps + row + 1}: {error.args[0]}",)
             raise
         except Exception as error:
-            explain_step(error, returned, progress.env_id)
+            explain_step(error, returned, status.env_id)
             raise
     return carry, acting

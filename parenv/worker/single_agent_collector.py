@@ -22,13 +22,13 @@ from parenv.experience.rollout import Rollout
 from parenv.memory.layout import RolloutSpec, SlotSpec
 from parenv.memory.spaces import Leaf
 from parenv.memory.status_slot import StatusSlot
-from parenv.memory.trees import array_or_list, as_array, assign, copy_as, copy_of, deep_copy, map_trees
+from parenv.memory.trees import ALL, array_or_list, as_array, assign, copy_as, copy_of, deep_copy, map_trees
 from parenv.protocol.messages import Commit, Credit
 from parenv.worker.actor import NO_INFOS, Actor
 from parenv.worker.differentiator import Differentiated
 from parenv.worker.single import ACT, fill_rows, single_env
 from parenv.worker.single import StopCollectingError as StopCollectingError
-from parenv.worker.writing import ALL, RolloutWriter, writer_in_own_memory
+from parenv.worker.writing import RolloutWriter, writer_in_own_memory
 
 StepEnvs = Callable[[Rows, Rows, int, RolloutWriter], None]
 """``(actions, rows to write to, step, writer) -> None``."""
@@ -51,7 +51,7 @@ class SingleAgentCollector:
         rows: First observations, one array or list ``[B, ...]`` per leaf.
         env_ids: env_ids of the sub-environments, int64 ``[B]``.
         worker: Index of the worker.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
         restarted: Whether this process has replaced another one.
         infos: Info of each reset.
 
@@ -70,13 +70,13 @@ class SingleAgentCollector:
         rows: Sequence[Any],
         env_ids: Any,
         worker: int,
-        progress: StatusSlot,
+        status: StatusSlot,
         restarted: bool = False,
         infos: Sequence[Found] = (),
     ) -> None:
         self.stepper, self.actor, self.spec = stepper, actor, spec
         self._restarted = np.full(stepper.num_envs, restarted)
-        self._rows, self.env_ids, self._worker, self._progress = rows, env_ids, worker, progress
+        self._rows, self.env_ids, self._worker, self._status = rows, env_ids, worker, status
         self.seen: Mapping[str, Any] = first_seen(spec.infos, infos)
         self._carry = actor.initial_carry(stepper.num_envs)
         self._carry_before = self._carry
@@ -172,7 +172,7 @@ class SingleAgentCollector:
         self._begin_writing(writer)
         plain = initial is enough is None and self._step == stepper.step
         if plain and (single := single_env(stepper, actor, writer)) is not None:
-            self._carry, acting = fill_rows(single, actor, self._carry, writer, self._progress, self._env_steps)
+            self._carry, acting = fill_rows(single, actor, self._carry, writer, self._status, self._env_steps)
             rows_filled = self.spec.rollout_length
         else:
             acting, rows_filled = self._fill_rows(writer, initial, enough)
@@ -193,7 +193,7 @@ class SingleAgentCollector:
     ) -> tuple[float, int]:
         """Act and step, once per row; return the seconds of acting and the number of rows."""
         clock, acting, stepper = time.perf_counter, 0.0, self.stepper
-        cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
+        cell, heartbeat, closing = self._status.cell, self._status.heartbeat, self._status.closing
         act, write, step_envs = self.actor.act_on, writer.write_actions, self._step
         fitted, batch = self.fitted, stepper.num_envs
         observations, ends = writer.observations, writer.ends
@@ -226,7 +226,7 @@ class SingleAgentCollector:
     def _settle(self, writer: RolloutWriter, step: int) -> None:
         """Keep what the next rollout begins with, and write the episode ends until this step."""
         stepper = self.stepper
-        self._progress.begin("commit")
+        self._status.begin("commit")
         self._rows = [copy_of(row) for row in writer.observations[step + 1]]
         self.seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
@@ -330,7 +330,7 @@ class ScratchEnvs:
     Args:
         factories: Factories of the environments.
         env_ids: env_ids of the environments.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
         fit: Rules for observations and actions that do not fit their space.
         step_threads: Number of threads that step.
         others: Environments that are in use already. A factory must not return them again.
@@ -338,7 +338,7 @@ class ScratchEnvs:
 
     factories: Factories
     env_ids: range
-    progress: StatusSlot
+    status: StatusSlot
     fit: Fit
     step_threads: int
     others: Sequence[Any] = ()
@@ -348,8 +348,8 @@ class ScratchEnvs:
     def stepper(self) -> Stepper:
         """The sub-environments."""
         if self._stepper is None:
-            envs = make_envs(self.factories, self.env_ids, self.progress, self.others)
-            self._stepper = make_stepper(envs, self.env_ids.start, self.progress, self.fit, self.step_threads)
+            envs = make_envs(self.factories, self.env_ids, self.status, self.others)
+            self._stepper = make_stepper(envs, self.env_ids.start, self.status, self.fit, self.step_threads)
             self.get_to_know(self._stepper.envs)
         return self._stepper
 
@@ -368,7 +368,7 @@ class ScratchEnvs:
         seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
         rows, infos = reset(stepper, spec.observations, seeds)
         env_ids = np.arange(self.env_ids.start, self.env_ids.start + stepper.num_envs)
-        return SingleAgentCollector(stepper, actor, spec, rows, env_ids, worker, self.progress, infos=infos), rows
+        return SingleAgentCollector(stepper, actor, spec, rows, env_ids, worker, self.status, infos=infos), rows
 
     def close(self) -> None:
         """Close the sub-environments. The next use makes new ones."""

@@ -60,17 +60,17 @@ class SingleAgentEnvs:
     """
 
     def __init__(self, context: Context[Job]) -> None:
-        self._context, job, sender, progress = context, context.job, context.sender, context.progress
+        self._context, job, sender, status = context, context.job, context.sender, context.status
         self._fit = Fit.of(job.options, context.output.warn)
         env_ids = job.env_ids(sender.worker)
-        envs = make_envs(job.factories, env_ids, progress)
+        envs = make_envs(job.factories, env_ids, status)
         if job.options.on_env_error == "restart_env" and isinstance(envs[0], VectorEnv):
             # A SyncVectorEnv too: its factory cannot make one of its sub-environments.
             raise ConfigurationError(
                 'on_env_error="restart_env" needs single sub-environments, but env_fn makes a VectorEnv. Use '
                 '"restart_worker".'
             )
-        self._stepper = stepper = make_stepper(envs, env_ids.start, progress, self._fit, job.options.step_threads)
+        self._stepper = stepper = make_stepper(envs, env_ids.start, status, self._fit, job.options.step_threads)
         self._closing = contextlib.ExitStack()
         self._closing.callback(stepper.close)
         num_envs = stepper.num_envs
@@ -91,7 +91,7 @@ class SingleAgentEnvs:
         self._spec = RolloutSpec(length, observed, acted, in_parts=job.in_parts)
         self._rows, self._infos = reset(stepper, observed, seeds)
         if sender.worker == 0:
-            progress.begin("act")
+            status.begin("act")
             with RandomState(0):
                 self._spec = self._probed(context.load_job())
 
@@ -118,7 +118,7 @@ class SingleAgentEnvs:
         actor, env_ids = make_actor(job), range(layout.first_env_id, layout.first_env_id + stepper.num_envs)
         collector = self._make_collector(actor, spec, env_ids, lambda: make_actor(context.load_job()))
         threads, others = job.options.step_threads, stepper.envs
-        scratch_envs = ScratchEnvs(job.factories, env_ids, context.progress, self._fit, threads, others)
+        scratch_envs = ScratchEnvs(job.factories, env_ids, context.status, self._fit, threads, others)
         self._closing.callback(scratch_envs.close)
         begin = partial(self._begin_episodes, spec, scratch_envs)
         begin_in_place = partial(self._begin_episodes, spec, scratch_envs.over(stepper))
@@ -133,8 +133,8 @@ class SingleAgentEnvs:
     def _make_collector(
         self, actor: Actor, spec: RolloutSpec, env_ids: range, make_actor: Callable[[], Actor]
     ) -> SingleAgentCollector:
-        job, (worker, generation), progress = self._context.job, self._context.sender, self._context.progress
-        about = (self._stepper, actor, spec, self._rows, np.array(env_ids), worker, progress)
+        job, (worker, generation), status = self._context.job, self._context.sender, self._context.status
+        about = (self._stepper, actor, spec, self._rows, np.array(env_ids), worker, status)
         more: dict[str, Any] = {"restarted": generation > 0, "infos": self._infos}
         if spec.in_parts:
             holds = job.postprocess is not None
@@ -145,7 +145,7 @@ class SingleAgentEnvs:
             return HalfBatchCollector(*about, **more)
         if job.options.on_env_error != "restart_env":
             return SingleAgentCollector(*about, **more)
-        return ReplacingCollector(Replacements(job, self._stepper, env_ids.start, generation, progress), *about, **more)
+        return ReplacingCollector(Replacements(job, self._stepper, env_ids.start, generation, status), *about, **more)
 
     def _begin_episodes(
         self, spec: RolloutSpec, envs: ScratchEnvs, actor: Actor, seed: int, episodes: int, within: Within
@@ -172,7 +172,7 @@ class SingleAgentEnvs:
         extras, carry = probe(actor, spec, stepper.action_space, rows, batch, seen)
         spec = replace(spec, extras=extras, carry=carry)
         if missing := [name for name in job.infos if name not in {info.name for info in spec.infos}]:
-            scratch_envs = ScratchEnvs(job.factories, range(1), self._context.progress, self._fit, 1, stepper.envs)
+            scratch_envs = ScratchEnvs(job.factories, range(1), self._context.status, self._fit, 1, stepper.envs)
             spec = replace(spec, infos=(*spec.infos, *infos_in_episode(scratch_envs, actor, spec, missing)))
         if job.postprocess is not None:
             if spec.in_parts:  # Each call has the episode of one sub-environment.

@@ -44,7 +44,7 @@ class StepTask:
     Args:
         job: Job of all workers.
         sender: Worker and generation.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
         output: Receiver of data that does not fit into the step buffer.
 
     Attributes:
@@ -54,8 +54,8 @@ class StepTask:
         spinning: Settings for polling, from the job.
     """
 
-    def __init__(self, job: StepJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
-        self._sender, self._progress, self._output = sender, progress, output
+    def __init__(self, job: StepJob, sender: Sender, status: StatusSlot, output: TaskOutput) -> None:
+        self._sender, self._status, self._output = sender, status, output
         self._first: FirstMade | None = None
         self.envs: list[Any] = []
         self._use_job(job)
@@ -71,11 +71,11 @@ class StepTask:
         """Make the first sub-environment, and measure it."""
         began, before, bytes_before = time.perf_counter(), system.processor_time(), system.resident_bytes()
         threads_before = system.num_threads()
-        self.envs = make_envs(self._job.factories, self._env_ids[:1], self._progress)
+        self.envs = make_envs(self._job.factories, self._env_ids[:1], self._status)
         wall_s, after = time.perf_counter() - began, system.processor_time()
         queued_s = 0.0 if before is None or after is None else after.queued_s - before.queued_s
         env_bytes = max(0, system.resident_bytes() - bytes_before)
-        self._progress.begin("measuring a step", self._env_ids.start)
+        self._status.begin("measuring a step", self._env_ids.start)
         (first,) = self.envs
         # A process with threads of the environment cannot be forked. A VectorEnv is refused when the others are made.
         cost = None if system.num_threads() != threads_before or isinstance(first, VectorEnv) else measured_step(first)
@@ -92,7 +92,7 @@ class StepTask:
         return self._step_ready()
 
     def _make_all(self) -> None:
-        self.envs = make_envs(self._job.factories, self._env_ids, self._progress, made=self.envs)
+        self.envs = make_envs(self._job.factories, self._env_ids, self._status, made=self.envs)
         for env in self.envs:
             if isinstance(env, VectorEnv):
                 raise ConfigurationError(
@@ -128,7 +128,7 @@ class StepTask:
         self.step_buffer, requests = step_buffer, OwnRequests(step_buffer, own)
         self.due, self._of_all = requests.due, requests.of_all
         self._side = SideChannel(
-            InfoWriter(step_buffer.info_kinds, step_buffer.infos, numbers.__getitem__), self._progress
+            InfoWriter(step_buffer.info_kinds, step_buffer.infos, numbers.__getitem__), self._status
         )
         self._batch = StepBufferStepper(
             self.envs,
@@ -137,7 +137,7 @@ class StepTask:
             job.autoreset,
             ObservationRows(step_buffer, own, Fit.of(job.options, self._output.warn), self._side),
             self._side,
-            self._progress,
+            self._status,
             [environment_seed(job.seed, env_id, generation) for env_id in env_ids] if generation else None,
         )
 
@@ -188,8 +188,8 @@ class StepTask:
         if self._side.has_data:
             self._send_side_data()
             self._output.report_error(self._side.take_errors())
-        if self._progress.has_infos[0]:
-            self._progress.any_infos[0] = 1
+        if self._status.has_infos[0]:
+            self._status.any_infos[0] = 1
         self._output.flush_records()
         self._batch.stamp()
 
@@ -219,7 +219,7 @@ class StepTask:
         answers = []
         for position, column in enumerate(columns):
             env_id, answer = self._env_ids[column], None
-            self._progress.begin("call", env_id)
+            self._status.begin("call", env_id)
             try:
                 answer = method(self.envs[column], position, *arguments)
             except BaseException as error:

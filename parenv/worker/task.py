@@ -107,14 +107,14 @@ class Context(Generic[J]):
         job: Job of the worker.
         load_job: Function that makes another copy of the job. Copies share no policy.
         sender: Worker and generation.
-        progress: Status slot of the worker.
+        status: Status slot of the worker.
         output: Output for messages.
     """
 
     job: J
     load_job: Callable[[], J]
     sender: Sender
-    progress: StatusSlot
+    status: StatusSlot
     output: TaskOutput
 
 

@@ -42,11 +42,11 @@ class Output:
         self,
         conversation: Conversation,
         send: Callable[[Message], None],
-        progress: StatusSlot,
+        status: StatusSlot,
         owns_process: bool,
     ) -> None:
-        self._conversation, self._send, self._progress = conversation, send, progress
-        self.records = RecordQueue(progress)
+        self._conversation, self._send, self._status = conversation, send, status
+        self.records = RecordQueue(status)
         self._own_process = os.getpid() if owns_process else None
         self._warnings: deque[str] = deque()
 
@@ -64,9 +64,9 @@ class Output:
         self._send(self._conversation.say(WORKER, message))
         # The count comes after the message and before any wake-up: a driver that is notified reads from it how many
         # messages it has to receive.
-        self._progress.said[0] += 1
+        self._status.said[0] += 1
         fence()
-        self._progress.spoke[0] = 1
+        self._status.spoke[0] = 1
 
     def warn(self, text: str) -> None:
         """Warn the user, as soon as the conversation allows it."""
@@ -126,7 +126,7 @@ class Worker:
 
     Attributes:
         memory: Shared memory.
-        progress: Status slot of the worker in shared memory.
+        status: Status slot of the worker in shared memory.
         prepared: Sub-environments, once they are made.
         task: Task, once the layout has arrived.
         open: Whether the driver has not sent ``Close``.
@@ -148,8 +148,8 @@ class Worker:
         self._inbox = Inbox()
         self._random_state: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._cleanup = contextlib.ExitStack()
-        self.progress = StatusSlot(memory.map(), sender.worker)
-        self._output = Output(self._conversation, send, self.progress, owns_process)
+        self.status = StatusSlot(memory.map(), sender.worker)
+        self._output = Output(self._conversation, send, self.status, owns_process)
         self.prepared: Prepared | None = None
         self.task: Task | None = None
         self.open = True
@@ -183,7 +183,7 @@ class Worker:
                 self._continue()
             else:
                 return False
-        self.progress.begin("waiting")
+        self.status.begin("waiting")
         return True
 
     def send_log_records(self, places: Mapping[str, Sequence[str]]) -> None:
@@ -201,13 +201,13 @@ class Worker:
             self.give_up()
         pending = self._inbox.pending
         self._inbox.pending = {value: one for value, one in pending.items() if one.sequence != call}
-        single = EnvError(self.progress.env_id, self.progress.doing, error)
+        single = EnvError(self.status.env_id, self.status.doing, error)
         self._output.report_error(error.errors if isinstance(error, FailedCallError) else [single], call)
 
     def close(self) -> None:
         """Close the sub-environments and call the user's cleanup. Idempotent."""
         self.open = False
-        self.progress.begin("closing")
+        self.status.begin("closing")
         self._cleanup.close()
         self._output.flush_records()
 
@@ -220,8 +220,8 @@ class Worker:
         else:
             self._random_state = RandomState(seed)
         with self._random_state:
-            job.set_up(self._sender.worker, self.progress, self._cleanup)
-            self.prepared = job.prepare(Context(job, self._load_job, self._sender, self.progress, self._output))
+            job.set_up(self._sender.worker, self.status, self._cleanup)
+            self.prepared = job.prepare(Context(job, self._load_job, self._sender, self.status, self._output))
         self._cleanup.callback(self.prepared.close)
         self._output.say(self.prepared.ready())
 
@@ -259,13 +259,13 @@ class Worker:
 
     def _answer(self, task: Task, call: Call) -> None:
         self.answering = call.sequence
-        self.progress.begin("evaluate" if call.method == "evaluate" else "call")
+        self.status.begin("evaluate" if call.method == "evaluate" else "call")
         answer = task.answer(call.method, *cloudpickle.loads(call.arguments))
         if isinstance(answer, Pending):
             self._inbox.pending[answer] = call
             return
         if call.method in ENV_METHODS:
-            self.progress.begin("call")
+            self.status.begin("call")
             answer = as_data(answer)
         self._output.say(Reply(call.sequence, answer))
 

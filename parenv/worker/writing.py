@@ -16,10 +16,9 @@ from parenv.memory.agent_layout import NOBODY
 from parenv.memory.device_memory import opened
 from parenv.memory.layout import PLAIN, SlotSpec, part_of_slot, slot_layout
 from parenv.memory.spaces import flatten
-from parenv.memory.trees import array_or_list, as_array, assign
+from parenv.memory.trees import ALL, array_or_list, as_array, assign
 from parenv.protocol.messages import Layout
 
-ALL = slice(None)
 Writer = TypeVar("Writer")
 MakeWriter = Callable[[SlotSpec, Sequence[Arrays], Columns], Writer]
 """``(spec, arrays of each group, columns of a worker) -> writer``."""

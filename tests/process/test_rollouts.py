@@ -70,7 +70,7 @@ def test_held_rollouts_are_never_overwritten_and_are_copies_beyond_the_bound() -
 def test_workers_wait_if_no_rollout_is_taken_and_memory_does_not_grow(mode: Any) -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, mode=mode, rollout_length=5, prefetch=2) as pool:
         next(pool.rollouts())
-        arena, progress = pool._session._arena, pool._session._arena.progress
+        arena, progress = pool._session._arena, pool._session._arena.status
         size = arena.memory.size
         seen: list[Any] = []
         while not (len(seen) > 5 and seen[-1] == seen[-5]):

@@ -22,7 +22,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.spaces import describe, leaves
 from parenv.memory.status_slot import STATUS_SLOT_BYTES, header_bytes
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
-from parenv.placement.base import Event, Launch
+from parenv.placement.base import Arrived, Launch
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Layout, Ready, Rows, StepReady
 from parenv.remote.host_messages import (
@@ -96,7 +96,7 @@ class Run:
 
     def __init__(self, steps: bool = False, keys: tuple[str, str] = ("host0", "host5")) -> None:
         self.keys = dict(zip((GOOD, BAD), keys, strict=True))
-        self.listener, self.events = Listener(), list[Event]()
+        self.listener, self.events = Listener(), list[Arrived]()
         placing = RemotePlacement(self.listener.address, key="", hosts=())
         self.placement = HostsPlacement(self.listener, placing, None, None)  # type: ignore[arg-type]
         self.memory = SharedMemory()

@@ -110,16 +110,16 @@ def test_actions_that_do_not_fit_are_an_error() -> None:
 
 def test_closing_ends_the_loop_within_a_row() -> None:
     made, writer = collector("CartPole-v1", lambda o: np.zeros(1, np.int64), False)
-    made._progress.closing[0] = True
+    made._status.closing[0] = True
     with pytest.raises(StopCollectingError):
         made.collect(writer)
 
 
 def test_each_row_advances_the_heartbeat() -> None:
     made, writer = collector("Pendulum-v1", lambda o: o[:, :1], False)
-    before = made._progress.heartbeat[0]
+    before = made._status.heartbeat[0]
     made.collect(writer)
-    assert made._progress.heartbeat[0] - before == T + 1
+    assert made._status.heartbeat[0] - before == T + 1
 
 
 def test_actions_that_must_be_finite_are_checked() -> None:

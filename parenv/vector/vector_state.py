@@ -18,6 +18,7 @@ from parenv.crew.failures import env_id_of, raise_all
 from parenv.crew.partition import each_worker
 from parenv.errors import SubEnvironmentError
 from parenv.memory.step_buffer import RESET
+from parenv.memory.trees import ALL
 from parenv.placement.base import drained
 from parenv.process.forks import Owner
 from parenv.process.user_code import dumps
@@ -31,11 +32,10 @@ from parenv.vector.lost_episodes import LostEpisodes
 from parenv.vector.results import Results
 from parenv.vector.vector_plan import VectorPlan
 
-_ALL = slice(None)
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
-class VectorSession:
+class VectorState:
     """A backend with its step buffer, and the state of every request.
 
     Args:
@@ -93,7 +93,7 @@ class VectorSession:
         if self._late and self._is_over(self._settled):
             self._drop_late_results()
         if self._ends.binding and not self._late:
-            self._ends.check(_ALL)
+            self._ends.check(ALL)
         self._lost.take_back()
         self._take_restarts()
         self._stepping = True
@@ -105,7 +105,7 @@ class VectorSession:
         if self._plan.worker_shares and not self._lost.broken:
             self.backend.request_all()
             return
-        self.backend.number(_ALL)
+        self.backend.number(ALL)
         # A request to all would also step the rows whose lost episodes are answered here.
         if self._lost.broken:
             self._request(self._all)
@@ -125,7 +125,7 @@ class VectorSession:
             self._step_here()
         if self._tracks_ends:
             # An exception of one sub-environment discards the results of the others, so note their ends first.
-            self._ends.note(_ALL)
+            self._ends.note(ALL)
         has_infos = self._take_messages()
         step_buffer = self._step_buffer
         infos = self._lost.add_to(self.read_infos(None) if has_infos else {}, self._all)
@@ -396,7 +396,7 @@ class VectorSession:
         """Drop the results of a call that timed out, but keep the data that later calls refer to."""
         self._results.take(drained(self.backend.side_data))
         self._lost.fail([_env_id_of(error) for error in drained(self.backend.step_errors)])
-        self._ends.note(_ALL)
+        self._ends.note(ALL)
         self._late = False
 
     def _deliver(self, env_ids: Any) -> None:
