@@ -190,7 +190,7 @@ def is_possible(name: str, place: FaultPlace, consequence: Consequence) -> bool:
     return can(name, *["processes"] * (consequence == "death"), *["loading"] * (place == "load"))
 
 
-@pytest.mark.one_in(17)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("pool_place", "kind", "where", "consequence", "mode"),
     [
