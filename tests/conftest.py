@@ -115,7 +115,9 @@ def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list
 
 def _descriptors() -> dict[str, str]:
     """Return the open descriptors of memory, sockets and eventfds, except sockets to fork servers."""
-    fork_server_sockets = {str(fork_server._lines.socket.fileno()) for fork_server in launcher._fork_servers.values()}
+    fork_server_sockets = {
+        str(end.socket.fileno()) for fork_server in launcher._fork_servers.values() for end in fork_server._ends
+    }
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         try:

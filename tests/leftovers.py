@@ -38,6 +38,9 @@ def is_fork_server(process: psutil.Process) -> bool:
 
 def _may_stay(process: psutil.Process) -> bool:
     try:
+        is_guard = any(word.endswith("platform/guard.py") for word in process.cmdline())
+        if is_guard and is_fork_server(parent := psutil.Process(process.ppid())):
+            return _may_stay(parent)
         return process.ppid() == os.getpid() and (is_fork_server(process) or _tracks_resources(process))
     except psutil.NoSuchProcess:
         return True

@@ -195,10 +195,10 @@ class _ForkServerProcess:
         preload = [] if spec.spawn else list(spec.preload)
         with contextlib.ExitStack() as stack:
             self._lines, theirs = stack.enter_context(_line())
-            ends, passed = [self._lines], [theirs.fileno()]
+            self._ends, passed = [self._lines], [theirs.fileno()]
             if system.HAS_GUARD:
                 ours, watched = stack.enter_context(_line())
-                ends, passed = [*ends, ours], [*passed, watched.fileno()]
+                self._ends, passed = [*self._ends, ours], [*passed, watched.fileno()]
             command = (
                 f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; from parenv.process.fork_server import "
                 f"main; main({passed[0]}, {preload!r}, {passed[-1]}, {self.folder!r})"
@@ -210,7 +210,7 @@ class _ForkServerProcess:
                 env=_environment(spec),
                 start_new_session=True,
             )
-        self.end = weakref.finalize(self, _end_fork_server, self.owner, ends, self._process, self.folder)
+        self.end = weakref.finalize(self, _end_fork_server, self.owner, self._ends, self._process, self.folder)
         # This is registered after the exit handler of weakref, so it is called before it.
         atexit.register(_refuse_sessions)
         # The process is there first, so it removes the folder even if this process is killed now.
