@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from comparison import assert_same
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import ConfigurationError, ParallelVectorEnv, RayPlacement
+from parenv import ConfigurationError, ParallelVectorEnv, RayPlacement, WorkerDiedError
 from parenv.envs.step_cost import StepCost, native_package
 from parenv.vector.choice import Measured
 from parenv.vector.first_worker import FirstWorker
@@ -92,6 +93,33 @@ def test_actions_sent_by_message_reach_the_caller_and_workers() -> None:
         envs.reset(seed=0)
         observations = envs.step(tuple("x" * (i % 3 + 1) for i in range(N)))[0]
         assert observations[:, 1].tolist() == [i % 3 + 1 for i in range(N)]
+
+
+def test_the_death_of_a_worker_is_an_error_and_closes_the_vector_env() -> None:
+    with with_caller(pid_envs()) as envs:
+        envs.reset(seed=0)
+        os.kill(int(envs.call("where")[0]), signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            envs.step(np.ones(N, np.int64))
+        assert envs.closed
+
+
+@pytest.mark.usefixtures("warnings_are_expected", "a_step_takes_a_millisecond")
+def test_a_worker_is_restarted_and_the_rows_of_the_caller_continue() -> None:
+    with with_caller(pid_envs(), on_worker_death="restart", autoreset_mode=AutoresetMode.SAME_STEP) as envs:
+        envs.reset(seed=0)
+        dead = int(envs.call("where")[0])
+        os.kill(dead, signal.SIGKILL)
+        flagged = np.zeros(N, bool)
+        own = []
+        while not flagged.any():
+            observations, *_, infos = envs.step(np.ones(N, np.int64))
+            flagged |= infos.get("worker_restarted", np.zeros(N, bool))
+            own.append(observations[5, 1])
+        assert flagged.tolist() == [True, True, False, False, False, False]
+        assert own == [(t + 1) % 9 for t in range(len(own))]
+        assert envs.statistics().worker_restarts == envs.metrics()["workers/restarts"] == 1
+        assert dead not in envs.call("where")
 
 
 def test_without_workers_or_with_one_env_the_caller_steps_all() -> None:

@@ -200,9 +200,11 @@ def test_the_death_of_a_worker_is_an_error(fault: str) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=lambda mode: mode.name)
-def test_a_worker_that_is_restarted_after_a_hang_begins_new_episodes(mode: AutoresetMode, tmp_path: Path) -> None:
-    made = ledger(fault="hang", mark=str(tmp_path / "mark"), length=6)
-    options: Any = {"on_worker_death": "restart", "step_timeout_s": 1.0, "autoreset_mode": mode}
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_a_restarted_worker_begins_new_episodes(fault: str, mode: AutoresetMode, tmp_path: Path) -> None:
+    made = ledger(fault=fault, mark=str(tmp_path / "mark"), length=6)
+    limit = 1.0 if fault == "hang" else 60.0
+    options: Any = {"on_worker_death": "restart", "step_timeout_s": limit, "autoreset_mode": mode}
     with stepped(made, 4, num_workers=2, **options) as envs:
         envs.reset(seed=0)
         restarted = np.zeros(4, bool)

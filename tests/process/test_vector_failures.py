@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from parenv import (
 from parenv.errors import during
 from parenv.process import launcher
 from parenv.testing import LedgerEnv
+from parenv.testing.ledger import episode_length, ledger_reward
 from parenv.vector import backend
 from parenv.vector.arguments import each_seed
 
@@ -145,6 +148,26 @@ def test_an_exception_of_an_environment_keeps_its_type_and_the_others_stay_usabl
         )
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_exceptions_of_one_type_raise_the_first_with_a_group_as_cause(num_workers: int) -> None:
+    envs = ParallelVectorEnv(some_faulty("step", raise_error, (1, 2, 4)), num_workers=num_workers)
+    with contextlib.closing(envs):
+        envs.reset()
+        with pytest.raises(SimulatorError) as raised:
+            envs.step(actions_for(1, 2, 4))
+        group = raised.value.__cause__
+        assert isinstance(group, ExceptionGroup)
+        assert all(type(error) is SimulatorError for error in group.exceptions)
+        assert (raised.value.args, vars(raised.value).keys()) == (
+            group.exceptions[0].args,
+            vars(group.exceptions[0]).keys(),
+        )
+        causes = [error.__cause__ for error in group.exceptions]
+        assert sorted(cause.env_id for cause in causes if isinstance(cause, SubEnvironmentError)) == [1, 2, 4]
+        observations, *_ = envs.step(actions_for())
+        assert observations[:, 0].tolist() == list(range(N))
+
+
 @pytest.mark.usefixtures("a_step_takes_a_millisecond")
 @pytest.mark.parametrize(
     "where", ["step", *(pytest.param(where, marks=pytest.mark.more) for where in ("constructor", "reset", "call"))]
@@ -181,6 +204,47 @@ def test_a_memory_error_without_a_limit_keeps_its_type() -> None:
         with pytest.raises(MemoryError, match=r"^the simulator is full$") as raised:
             envs.step(actions_for(3))
     assert type(raised.value) is MemoryError
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("which", [(1,), tuple(range(N))])
+def test_a_traceback_has_only_frames_of_the_user_and_each_of_them_once(
+    num_workers: int, which: tuple[int, ...]
+) -> None:
+    with contextlib.closing(
+        ParallelVectorEnv(some_faulty("step", raise_error, which), num_workers=num_workers)
+    ) as envs:
+        envs.reset()
+        with pytest.raises(SimulatorError) as raised:
+            envs.step(actions_for(*which))
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "/parenv/" not in shown
+    assert shown.endswith("SimulatorError: the motor is hot\n")
+    assert 1 <= shown.count(", in raise_error\n") <= 2, "in the group, and above the exception that is raised"
+    if len(which) > 1:
+        assert shown.count(", with the traceback of env_id 0\n") == len(which) - 1
+        causes = [error.__cause__ for error in raised.value.__cause__.exceptions]
+        assert len({cause.remote_traceback for cause in causes}) == 1, "each exception keeps it as an attribute"
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_exception_of_several_environments_is_one_line_of_gymnasiums_logger(num_workers: int, where: str) -> None:
+    envs = ParallelVectorEnv(some_faulty(where, raise_error, (1, 4)), num_workers=num_workers)
+    with contextlib.closing(envs), warnings.catch_warnings(record=True) as lines:
+        warnings.simplefilter("always")
+        with pytest.raises(SimulatorError):
+            run_into_both(envs)
+    shown = sorted(str(line.message) for line in lines)
+    worker = 1 if num_workers else 0
+    assert [f"env_id {env_id} (worker {of}) raised SimulatorError" in line for (env_id, of), line in zip(
+        [(1, 0), (4, worker)], shown, strict=True
+    )] == [True, True]  # fmt: skip
+
+
+def run_into_both(envs: ParallelVectorEnv) -> None:
+    envs.reset()
+    envs.step(actions_for(1, 4))
 
 
 @pytest.mark.more
@@ -223,6 +287,88 @@ def test_the_error_for_a_dead_worker_names_the_environment_and_the_operation(
         with pytest.raises(ClosedEnvironmentError):
             envs.reset()
         envs.close()
+
+
+def receive(envs: ParallelVectorEnv, batches: int) -> None:
+    for _ in range(batches):
+        envs.recv()
+
+
+def lengths_are_right(observation: Any, reward: float, ended: bool) -> bool:
+    env_id, episode, step = (int(part) for part in observation)
+    return reward == ledger_reward(env_id, episode, step) and ended == (step >= episode_length(env_id, episode, 7))
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("act", [kill_oneself, leave], ids=["SIGKILL", "exit"])
+def test_a_restarted_worker_truncates_its_episodes_and_disturbs_no_other(
+    mode: AutoresetMode, act: Callable[[], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = ParallelVectorEnv([lambda i=i: LedgerEnv(i) for i in range(N)], num_workers=0, autoreset_mode=mode)  # type: ignore[misc]
+    envs = ParallelVectorEnv(
+        some_faulty("step", act, once=tmp_path / "done"), num_workers=2, autoreset_mode=mode, on_worker_death="restart"
+    )
+    with contextlib.closing(envs), contextlib.closing(reference):
+        last, _ = envs.reset(seed=1)
+        reference.reset(seed=1)
+        ended = reference_ended = np.zeros(N, bool)
+        for step in range(30):
+            if mode is AutoresetMode.DISABLED and ended.any():
+                last, _ = envs.reset(options={"reset_mask": ended})
+            if mode is AutoresetMode.DISABLED and reference_ended.any():
+                reference.reset(options={"reset_mask": reference_ended})
+            was_ended = ended
+            found = envs.step(actions_for(3) if step == 4 else actions_for())
+            expected = reference.step(actions_for())
+            reference_ended = expected[2] | expected[3]
+            for mine, theirs in zip(found[:4], expected[:4], strict=True):
+                assert np.array_equal(mine[:3], theirs[:3])
+            observations, rewards, terminated, truncated, infos = found
+            if step == 4:
+                flagged = infos["worker_restarted"] & infos["_worker_restarted"]
+                assert (
+                    flagged.tolist()
+                    == [False] * 3 + (~was_ended[3:] if mode is AutoresetMode.NEXT_STEP else np.ones(3, bool)).tolist()
+                )
+                assert np.array_equal(truncated[3:], flagged[3:])
+                assert not terminated[3:].any()
+                assert not rewards[3:].any()
+                kept = np.flatnonzero(flagged)
+                if mode is AutoresetMode.SAME_STEP:
+                    assert [infos["final_obs"][i].tolist() for i in kept] == last[kept].tolist()
+                    assert observations[kept, 1:].tolist() == [[0, 0]] * 3
+                else:
+                    assert np.array_equal(observations[kept], last[kept])
+            else:
+                assert "worker_restarted" not in infos
+            last, ended = observations, terminated | truncated
+        assert any("is restarted" in record.message for record in caplog.records)
+
+
+def test_after_a_restart_every_row_continues_without_a_gap(tmp_path: Path) -> None:
+    envs = ParallelVectorEnv(
+        some_faulty("step", kill_oneself, once=tmp_path / "done"),
+        num_workers=3,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        on_worker_death="restart",
+    )
+    with contextlib.closing(envs):
+        last, _ = envs.reset()
+        for step in range(60):
+            observations, rewards, terminated, truncated, infos = envs.step(
+                actions_for(3) if step == 20 else actions_for()
+            )
+            for i in range(N):
+                if "worker_restarted" in infos and infos["worker_restarted"][i]:
+                    assert observations[i].tolist() == [i, 0, 0]
+                elif terminated[i] or truncated[i]:
+                    assert lengths_are_right(infos["final_obs"][i], rewards[i], True)
+                    assert observations[i].tolist() == [i, last[i][1] + 1, 0]
+                else:
+                    assert lengths_are_right(observations[i], rewards[i], False)
+                    assert observations[i].tolist() == [i, last[i][1], last[i][2] + 1]
+            last = observations
 
 
 def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path) -> None:
@@ -487,6 +633,45 @@ def test_a_slow_worker_within_the_limit_is_not_aborted() -> None:
     with contextlib.closing(envs):
         envs.reset()
         assert envs.step(actions_for(3))[0][:, 2].tolist() == [1] * N
+
+
+def test_with_send_and_recv_a_restart_flags_pending_rows_now_and_idle_rows_later(tmp_path: Path) -> None:
+    envs = ParallelVectorEnv(
+        some_faulty("step", kill_oneself, once=tmp_path / "done"),
+        num_workers=2,
+        batch_size=2,
+        on_worker_death="restart",
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        envs.send(np.array([1, 0]), [3, 4])
+        _, _, _, truncated, infos = envs.recv()
+        assert sorted(infos["env_id"].tolist()) == [3, 4]
+        assert truncated.all()
+        assert infos["worker_restarted"].all()
+        envs.send(np.array([0, 0]), [0, 5])
+        observations, _, _, truncated, infos = envs.recv()
+        rows = dict(zip(infos["env_id"].tolist(), range(2), strict=True))
+        assert not truncated[rows[0]]
+        assert truncated[rows[5]]
+        assert infos["worker_restarted"].tolist() == [env_id == 5 for env_id in infos["env_id"]]
+        envs.send(np.array([0, 0]), [3, 5])
+        observations, *_ = envs.recv()
+        assert observations[:, 1:].tolist() == [[0, 0], [0, 0]]
+
+
+def test_with_send_and_recv_an_exception_affects_only_its_own_row() -> None:
+    envs = ParallelVectorEnv(some_faulty("step", raise_error), num_workers=2, batch_size=2)
+    with contextlib.closing(envs):
+        envs.reset()
+        envs.send(actions_for(3))
+        with pytest.raises(SimulatorError):
+            receive(envs, 3)
+        left = envs._session.under_way
+        assert left in (1, 3, 5)
+        envs.send(np.zeros(1, np.int64), [3])
+        seen = [int(i) for _ in range((left + 1) // 2) for i in envs.recv()[4]["env_id"]]
+        assert len(set(seen)) == len(seen) == left + 1
 
 
 class RaisesOrDies(LedgerEnv):

@@ -212,6 +212,26 @@ def test_a_dead_worker_is_restarted_on_a_host_with_capacity(near: NearHosts) -> 
         assert ledgers.restarts.tolist() == [1, 1, 2, 2, 1]
 
 
+@pytest.mark.usefixtures("warnings_are_expected")
+@pytest.mark.parametrize("mode", one_in(2, [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]))
+def test_a_restart_truncates_the_last_observation_once_more(near: NearHosts, mode: AutoresetMode) -> None:
+    near.start(2)
+    envs = ParallelVectorEnv(
+        triggered(kill_me), num_workers=2, autoreset_mode=mode, on_worker_death="restart", placement=near.placement()
+    )
+    with contextlib.closing(envs):
+        last, _ = envs.reset()
+        observations, rewards, _, truncated, infos = envs.step(actions_for(4))
+        assert observations[3:].tolist() == last[3:].tolist()
+        assert truncated.tolist()[3:] == infos["worker_restarted"].tolist()[3:] == [True] * 2
+        assert rewards[3:].tolist() == [0.0] * 2
+        if mode is AutoresetMode.DISABLED:
+            envs.reset(options={"reset_mask": truncated | (np.arange(N) == 0)})
+        assert envs.step(actions_for())[0][3:, 1:].tolist() == (
+            [[0, 1], [0, 1]] if mode is AutoresetMode.DISABLED else [[0, 0], [0, 0]]
+        )
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("on_worker_death", one_in(2, ["raise", "restart"]))
 @pytest.mark.usefixtures("warnings_are_expected")
