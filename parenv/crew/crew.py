@@ -149,7 +149,9 @@ class Crew:
         finally:
             # Its traceback refers to this frame, and keeps the objects of all frames between.
             del failure
-            self.next_s = min(self._watch.next_s, self._restarts.next_s)
+            self.next_s = self._watch.next_s
+            if self._restarts.away:
+                self.next_s = min(self.next_s, self._restarts.next_s)
 
     def time_out(self, worker: int, limit: str) -> None:
         """Kill a worker that has not answered within a limit of the user."""

@@ -44,10 +44,12 @@ class State:
     Attributes:
         envs: Model of the process that steps it.
         kills: Number of deaths for which its rows may still be flagged.
+        held: Result of a lost episode that is flagged in the next step, because another sub-environment raised.
     """
 
     envs: Any
     kills: int = 0
+    held: Result | None = None
 
 
 @dataclass
@@ -91,7 +93,7 @@ class Row:
         found = []
         for state in self.states:
             ways = [state] + ([State(self._fresh(), state.kills - 1)] if state.kills else [])
-            found += [way for way in ways if way.envs.reset()[0][0].tolist() == observation]
+            found += [replace(way, held=None) for way in ways if way.envs.reset()[0][0].tolist() == observation]
         assert found, f"env_id {self.env_id} began with {observation}"
         self.states, self.last = found, observation
         self.needs_reset, self.is_sure, self.has_ended = False, True, False
@@ -101,7 +103,9 @@ class Row:
         ways = [way for state in self.states for way in self._ways(copy.deepcopy(state), action)]
         if result is None:
             # A row that is lost in this step is flagged in the next one.
-            self.states = [way for _, way in ways] + [state for state in self.states if state.kills]
+            # Its next episode may have begun already, before a later call changes the environment.
+            flagged = [replace(way, held=wanted) if wanted and wanted.restarted else way for wanted, way in ways]
+            self.states = flagged + [state for state in self.states if state.kills]
             self.is_sure = False
             self.needs_reset = self.mode is AutoresetMode.DISABLED
             return
@@ -130,6 +134,8 @@ class Row:
             if self._resets(state) or not self.is_sure:
                 begun = State(self._fresh(), state.kills - 1)
                 found.append((Result(begun.envs.reset()[0][0].tolist()), begun))
+        if state.held is not None:
+            return [(replace(state.held, final=self._final_of_loss()), replace(state, held=None)), *found]
         if action >= RAISES and not self._resets(state):
             return found
         return [(self._stepped(state, action), state), *found]
@@ -142,13 +148,19 @@ class Row:
     def _loss(self, lost: State) -> Result:
         """Return the result of a step in which the episode is lost, and prepare the state after it."""
         if self.mode is AutoresetMode.SAME_STEP:
-            return Result(lost.envs.reset()[0][0].tolist(), truncated=True, final=self.last, restarted=True)
+            first = lost.envs.reset()[0][0].tolist()
+            return Result(first, truncated=True, final=self._final_of_loss(), restarted=True)
         if self.mode is AutoresetMode.NEXT_STEP:
             lost.envs._autoreset_envs[:] = True
         return Result(self.last, truncated=True, restarted=True)
 
+    def _final_of_loss(self) -> list[int] | None:
+        return self.last if self.mode is AutoresetMode.SAME_STEP else None
+
     def _resets(self, state: State) -> bool:
-        """Return whether the next step only resets."""
+        """Return whether the next step does not step the environment."""
+        if state.held is not None:
+            return True
         return self.mode is AutoresetMode.NEXT_STEP and bool(state.envs._autoreset_envs[0])
 
     def _fresh(self) -> SyncVectorEnv:
