@@ -179,6 +179,7 @@ class Crew:
         if isinstance(error, WorkerDiedError) or has_failed_again:
             self._lost(worker, self._with_likely_cause(error))
         elif self._processes and worker >= 0 and self._ends_only_its_worker(error, operation):
+            # It counts as lost only when its process has ended: until then, it could still write into its slot.
             self._kill(worker, error)
         else:
             gone = not self._processes and not self.workers.placement.alive()
@@ -203,6 +204,8 @@ class Crew:
 
     def _lost(self, worker: int, error: Exception) -> None:
         lost = self._restarts.ended(worker, error)
+        # The product may read the status slot of the worker, which names the environment at work. The next process
+        # overwrites it, so the product hears of the loss before a start is possible.
         # The loss of a host is not a fault of the worker, which waits for another host anyway.
         excused = self._product.hear(lost) is True or isinstance(lost.reason, HostLostError)
         refusal = self._restarts.replace(lost, time.monotonic(), excused, self.workers.env_ids(worker))
@@ -227,11 +230,14 @@ class Crew:
             if ready is None or worker in self._restarts.killed:
                 continue
             if not self.calls.is_restoring(worker):
+                # A worker refuses calls before its layout, so the briefing comes before the values that it had.
                 if not self._is_as_before(worker, ready):
                     continue
                 self._brief(worker)
             if (unset := self.calls.restored(worker)) is not None:
                 self._restarts.back(worker)
+                # A vector env prepares the rows of the worker first, because the answer to a repeated reset writes the
+                # same numbers. If the call went first, the worker could answer before the rows are prepared.
                 self._product.hear(Back(worker, self.workers.generation(worker), unset))
                 self.calls.back(worker)
 

@@ -300,6 +300,8 @@ class Workers:
                 self._handle_records(event)
                 continue
             if isinstance(event, Ended):
+                # The messages behind this event stay in the queue for the next call, after the caller has replaced the
+                # worker. Those of the ended process are then refused by their generation.
                 process.is_done = True
                 raise from_end(event, self.env_ids(worker), self.doing(worker))
             self.messages += 1
