@@ -19,7 +19,7 @@ from lib.common import interleaved, keep
 from lib.stepping import MAKERS, sampled_actions, step_rate
 
 from parenv import ParallelVectorEnv
-from parenv.process.cores import numa_nodes
+from parenv.platform import system
 
 CASES = [("cartpole", 64), ("halfcheetah", 16)]
 WORKERS, REPEATS = 2, 21
@@ -29,7 +29,7 @@ ALL_CORES = "all cores"
 def sets() -> Mapping[str, Sequence[Sequence[int]]]:
     """Return the cores of each worker, by the name of the rule."""
     cores = sorted(os.sched_getaffinity(0))
-    nodes = numa_nodes(cores) or [cores]
+    nodes = system.numa_nodes(cores) or [cores]
     return {
         ALL_CORES: [cores] * WORKERS,
         "one core each": [[cores[worker % len(cores)]] for worker in range(WORKERS)],

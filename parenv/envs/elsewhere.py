@@ -156,7 +156,7 @@ class Interpreter:
         rewards, together, others = answer
         if type(together) is tuple:
             dtype, shape = together
-            observations: Any = np.frombuffer(more, np.dtype(dtype)).reshape(-1, *shape)
+            observations: Any = np.frombuffer(more, np.dtype(dtype)).reshape(len(rewards), *shape)
         else:
             observations = list(map(decode, together))
         envs, self._waiting = self._waiting[: len(rewards)], self._waiting[len(rewards) :]

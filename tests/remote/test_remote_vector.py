@@ -319,9 +319,9 @@ def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
         near.leave(1)
         waits, listen, began = [0], workers_of(envs).listen, time.monotonic()
 
-        def counted(timeout_s: float) -> None:
+        def counted(*arguments: Any) -> None:
             waits[0] += 1
-            listen(timeout_s)
+            listen(*arguments)
 
         monkeypatch.setattr(workers_of(envs), "listen", counted)
         with pytest.raises(
