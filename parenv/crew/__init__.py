@@ -1,1 +1,1 @@
-"""Supervision of the workers of a pool, a vector env or a population: start, calls, failures, restarts, end."""
+"""Supervision of workers for all products: start, calls, failures, restarts, end."""

@@ -18,7 +18,7 @@ from parenv.protocol.messages import Call
 
 _log = logging.getLogger("parenv")
 _REPEATABLE = {"load", "evaluate", "reset"}
-"""Calls that are asked again after a restart, because they do not concern the lost environments."""
+"""Calls that are made again after a restart, because they do not concern the lost environments."""
 
 
 class Calls:

@@ -206,9 +206,10 @@ class Crew:
         lost = self._restarts.ended(worker, error)
         # The product may read the status slot of the worker, which names the environment at work. The next process
         # overwrites it, so the product hears of the loss before a start is possible.
+        is_excused = self._product.hear(lost) is True
         # The loss of a host is not a fault of the worker, which waits for another host anyway.
-        excused = self._product.hear(lost) is True or isinstance(lost.reason, HostLostError)
-        refusal = self._restarts.replace(lost, time.monotonic(), excused, self.workers.env_ids(worker))
+        is_excused = is_excused or isinstance(lost.reason, HostLostError)
+        refusal = self._restarts.replace(lost, time.monotonic(), is_excused, self.workers.env_ids(worker))
         if refusal is not None:
             raise self._given_up(refusal)
         _log.warning("%s Worker %s is restarted.", str(lost.reason), worker)

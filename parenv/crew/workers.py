@@ -308,14 +308,12 @@ class Workers:
             self.received[worker] += 1
             try:
                 process.conversation.say(WORKER, event.message)
-                if isinstance(event.message, Commit):
-                    if self._is_owed(process, event.message):
-                        hear(Committed(worker, event.message))
-                    continue
+                is_refused = isinstance(event.message, Commit) and not self._is_owed(process, event.message)
             except ProtocolError as error:
                 raise error from where_it_happened(worker, self.pid(worker), None, self.doing(worker))
-            self._hear(process, event.message, hear)
-            self._handle_records(event)
+            if not is_refused:
+                self._hear(process, event.message, hear)
+                self._handle_records(event)
 
     def _are_missing(self, events: Sequence[Received | Ended]) -> bool:
         """Return whether a worker that has ended by itself has counted more messages than have arrived."""
@@ -330,6 +328,8 @@ class Workers:
 
     def _hear(self, process: _Process, message: Message, hear: Callable[[Event], object]) -> None:
         match message:
+            case Commit():
+                hear(Committed(process.sender.worker, message))
             case Reply():
                 self._hear_answer(process, message.sequence, message.value)
             case FirstMade():

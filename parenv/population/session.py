@@ -70,7 +70,7 @@ class PopulationSession(Session):
 
     @property
     def is_over(self) -> bool:
-        """Whether a worker is gone and will not be replaced, or all members have died."""
+        """True if a worker is gone and will not be replaced, or all members have died."""
         return super().is_over or self.schedule.all_died
 
     def next(self, deadline: float) -> Report | None:
