@@ -22,6 +22,7 @@ from audits import until
 from comparison import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from inside import workers_of
+from scripts import printed_by
 
 import parenv
 from parenv import (
@@ -281,13 +282,21 @@ def test_a_pool_continues_after_a_stepper_is_killed(tmp_path: Path) -> None:
     assert (tmp_path / "mark").exists()
 
 
-def test_close_leaves_no_process_and_no_file() -> None:
-    before = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("parenv-*"))
-    envs = stepped(ledger(), 2, num_workers=2)
-    pids = envs.call("pid")
-    envs.close()
+def test_close_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    script = f"""
+from parenv import ParallelVectorEnv, WorkerOptions, entry_point
+envs = ParallelVectorEnv(
+    [entry_point({FILE + ":Ledger"!r})] * 2, num_workers=2, workers=WorkerOptions(python={sys.executable!r})
+)
+envs.reset(seed=0)
+print(*envs.call("pid"))
+envs.close()
+"""
+    # Other tests make and remove files in the usual temporary folder at the same time.
+    pids = list(map(int, printed_by(script, TMPDIR=str(tmp_path)).split()))
+    assert len(pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert set(Path(os.environ.get("TMPDIR", "/tmp")).glob("parenv-*")) == before
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.more
