@@ -293,7 +293,7 @@ print(*envs.call("pid"))
 envs.close()
 """
     # Other tests make and remove files in the usual temporary folder at the same time.
-    pids = list(map(int, printed_by(script, TMPDIR=str(tmp_path)).split()))
+    pids = list(map(int, printed_by(script, TMPDIR=str(tmp_path)).splitlines()[-1].split()))
     assert len(pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert not list(tmp_path.iterdir())
