@@ -478,17 +478,29 @@ def describe_exit(exit_code: int | None, signal: int | None) -> str:
     """
     if signal is None:
         return "is gone" if exit_code is None else f"exited with code {exit_code}"
+    return f"was killed by {signal_name(signal)}"
+
+
+def signal_name(signal: int) -> str:
+    """Return the name of a signal, as far as this system has it.
+
+    >>> signal_name(15), signal_name(1000)
+    ('SIGTERM', 'signal 1000')
+    """
     try:
-        name = _signal.Signals(signal).name
+        return _signal.Signals(signal).name
     except ValueError:
-        name = f"signal {signal}"
-    return f"was killed by {name}"
+        return f"signal {signal}"
+
+
+_CRASHES = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"}
 
 
 def _likely_cause(exit_code: int | None, signal: int | None) -> str:
-    if signal == _signal.SIGKILL:
+    name = "" if signal is None else signal_name(signal)
+    if name == "SIGKILL":
         return "SIGKILL usually means that the kernel ran out of memory (see dmesg), or that a user ran kill -9."
-    if signal in (_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGABRT, _signal.SIGILL, _signal.SIGFPE):
+    if name in _CRASHES:
         return "Native code crashed: run with num_workers=0 under a debugger to find where."
     if signal is None and exit_code is not None:
         return "The environment or one of its libraries has called os._exit or sys.exit."

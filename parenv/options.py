@@ -192,6 +192,8 @@ class WorkerOptions:
                 f"on_env_error={self.on_env_error!r} needs a RestartPolicy, got restart=None. Leave restart out, or "
                 'use on_env_error="raise".'
             )
+        if self.step_workers is not None:
+            check_possible("worker processes")
         if self.step_threads > 1 and self.step_workers is not None:
             raise ConfigurationError(
                 f"step_threads must be 1 with step_workers={self.step_workers}, got {self.step_threads}. Leave one of "

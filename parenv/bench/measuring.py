@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import statistics
 import time
@@ -237,8 +236,8 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": _cpu(),
         "cores": usable_cores(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "load_average": round(os.getloadavg()[0], 2),
+        "memory_gb": round(system.memory_bytes() / 1e9, 1),
+        "load_average": round(system.load_average(), 2),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := installed_version(name)) is not None},

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
+
 from parenv.argument_checks import at_least, positive
 from parenv.cli.help import Run, add_command
 from parenv.process.cores import usable_cores

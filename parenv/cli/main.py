@@ -21,10 +21,12 @@ from parenv.bench.run_report import report
 from parenv.cli.check import add_check_command
 from parenv.cli.evaluate import add_eval_command
 from parenv.cli.help import ENV_HELP, add_command, given, with_examples, with_flags
-from parenv.cli.hosts import add_keys_command, add_worker_command
 from parenv.cli.play import add_play_command
 from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
 from parenv.version import VERSION
+
+if sys.platform != "win32":
+    from parenv.cli.hosts import add_keys_command, add_worker_command
 
 FAILED = 1
 WRONG_ARGUMENTS = 2
@@ -82,10 +84,11 @@ def parser() -> argparse.ArgumentParser:
         _add_lineage,
         add_play_command,
         add_eval_command,
-        add_keys_command,
     ):
         add(commands)
-    add_worker_command(commands)
+    if sys.platform != "win32":
+        add_keys_command(commands)
+        add_worker_command(commands)
     return whole
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -23,16 +22,18 @@ from parenv.errors import (
     WorkerError,
     WorkerMemoryError,
     WorkerTimeoutError,
+    signal_name,
     span,
 )
 from parenv.memory.status_slot import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
 from parenv.placement.base import Launch
+from parenv.platform import system
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Message, Ready, StepReady
 
+_CRASHES = {"SIGABRT", "SIGBUS", "SIGSEGV"}
 _IN_ENVIRONMENT = {"step", "reset", "making the environment"}
-_CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}
 _log = logging.getLogger("parenv")
 
 
@@ -194,13 +195,15 @@ class Crew:
 
     def _with_likely_cause(self, error: Exception) -> Exception:
         limit = self._options.max_memory_bytes
-        if limit is None or not isinstance(error, WorkerDiedError) or error.signal not in _CRASHES:
+        if limit is None or not isinstance(error, WorkerDiedError) or error.signal is None:
+            return error
+        if signal_name(error.signal) not in _CRASHES:
             return error
         return at_memory_limit(str(error), error.worker, error.pid, error.env_ids, error.doing, limit)
 
     def _kill(self, worker: int, reason: Exception) -> None:
         self._restarts.kill(worker, reason)
-        self.workers.signal(worker, signal.SIGKILL, alone=False)
+        self.workers.signal(worker, system.KILL_SIGNAL, alone=False)
 
     def _lost(self, worker: int, error: Exception) -> None:
         lost = self._restarts.ended(worker, error)

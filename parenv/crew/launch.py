@@ -18,7 +18,6 @@ from parenv.memory.status_slot import StatusSlot
 from parenv.options import Placing, WorkerOptions
 from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.inline import InlinePlacement
-from parenv.placement.local import LocalPlacement
 from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.protocol.messages import Layout
 from parenv.worker.job import EpisodeJob, Job, MemberJob, StepJob, WorkerJob
@@ -110,6 +109,9 @@ def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptio
         ConfigurationError: A key cannot be read, or the address cannot be used.
     """
     if placing is None:
+        # Only here, because a program whose environments step in its own process needs neither processes nor ZeroMQ.
+        from parenv.placement.local import LocalPlacement
+
         return LocalPlacement()
     from parenv.remote.placement import remote_placement
 

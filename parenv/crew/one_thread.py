@@ -11,8 +11,7 @@ from typing import Protocol
 
 from parenv.errors import PoolBusyError, PoolClosedError, shorten
 from parenv.process.forks import Owner
-from parenv.transport.interrupts import Deferred, HandlersDeferred, Heard
-from parenv.transport.waiting import MAX_WAIT_S
+from parenv.transport.interrupts import MAX_WAIT_S, Deferred, HandlersDeferred, Heard
 
 EXIT_PATIENCE_S = 1.5 * MAX_WAIT_S
 """How long the end of the interpreter waits for a daemon thread to leave its call: a little longer than one wait."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from parenv.errors import ConfigurationError
 from parenv.options import Mode, Parallelism, Placing, WorkerOptions
+from parenv.platform.limits import check_possible
 from parenv.process.cores import Learner, recommended_num_workers
 
 
@@ -114,6 +115,7 @@ def placed_workers(placement: Any, num_workers: Any) -> Any:
     if not isinstance(placement, kinds):
         *others, last = (f"a {kind.__name__}" for kind in kinds if kind is not type(None))
         raise ConfigurationError(f"placement must be {', '.join(['None', *others])} or {last}, got {placement!r}")
+    check_possible("hosts")
     return placement.count_workers(num_workers)
 
 

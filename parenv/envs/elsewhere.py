@@ -24,8 +24,7 @@ from parenv.errors import ConfigurationError, NotDataError, SubEnvironmentError,
 from parenv.memory.spaces import rebuild
 from parenv.memory.status_slot import StatusSlot
 from parenv.options import WorkerOptions
-from parenv.process.launcher import thread_variables
-from parenv.process.other_python import OtherPython
+from parenv.process.cores import thread_variables
 from parenv.process.served_envs import (
     FAILED_RESET,
     FAILED_STEP,
@@ -94,6 +93,9 @@ class Interpreter:
         """Environments of the present batch whose results have not arrived."""
         self._is_running = False
         """Whether the results of a batch have not all arrived."""
+        # Only here, because Windows has no such processes.
+        from parenv.process.other_python import OtherPython
+
         self._python = OtherPython(place.python, dict(place.environment))
         self._python.look = self._look
         self.ask("start", list(place.paths), dict(place.environment), place.max_memory_bytes)

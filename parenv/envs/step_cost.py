@@ -10,10 +10,12 @@ import statistics
 import sys
 import time
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parenv.platform import system
-from parenv.process.throwaway import Report, Thrown, throw_away
+
+if TYPE_CHECKING:
+    from parenv.process.throwaway import Report, Thrown
 
 MEASURE_S, MAX_MEASURE_S = 0.025, 0.05
 """Seconds after which a measurement ends after the next step, and at once."""
@@ -51,6 +53,10 @@ def measured_step(env: Any) -> StepCost | None:
         The time of a step, or ``None`` if it cannot be measured: the environment cannot be copied, refuses random
         actions, or takes too long for a reset.
     """
+    if not system.FORK_IS_SAFE:
+        return None
+    from parenv.process.throwaway import throw_away
+
     thrown = throw_away(lambda report: _step(env, report), MAX_MEASURE_S)
     return None if thrown is None else cost_of(thrown)
 

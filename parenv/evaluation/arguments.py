@@ -21,6 +21,7 @@ from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
 from parenv.evaluation.results import EvaluatedEpisode
 from parenv.libraries import require
 from parenv.options import WorkerOptions
+from parenv.platform.limits import possible_workers
 from parenv.policy.assignment import UNNAMED
 from parenv.policy.devices import check_devices
 from parenv.policy.made_policies import MadePolicies, made
@@ -130,6 +131,7 @@ def make_plan(given: EvaluationArguments) -> EvaluationPlan:
     Raises:
         ConfigurationError: An argument is wrong.
     """
+    given = replace(given, num_workers=possible_workers(given.num_workers))
     require("scipy.stats", "the report of an evaluation", "eval")
     episodes = at_least("episodes", given.episodes, 1)
     tasks = _tasks(given.tasks)

@@ -18,7 +18,7 @@ from parenv.errors import ConfigurationError, ParenvError, embedded
 from parenv.evaluation.queue import QueuedEpisode
 from parenv.experience.endings import LOST
 from parenv.memory.trees import as_array
-from parenv.process.whole_files import lock, make_folder_of
+from parenv.process.whole_files import BINARY, lock, make_folder_of
 
 FORMAT = 1
 _KIND = "parenv evaluation"
@@ -115,7 +115,7 @@ class ResultsFile:
                 f"out={str(path)!r} exists already. Pass resume=True to continue it, or name another file."
             )
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o666)
         except OSError as error:
             raise ConfigurationError(f"out={str(path)!r} cannot be written: {error.strerror}.") from error
         try:

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from parenv.placement.base import Arrived, Launch, Placement, Received, drained
+from parenv.placement.base import Arrived, Launch, Placement, Received, SteppingPlacement, drained
+from parenv.process.wake_up import Poller, WakeUps, WorkerWakeUp
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.transport.interrupts import Heard
@@ -34,6 +35,43 @@ class InlineWorker(Protocol):
 
     def close(self) -> None:
         """Clean up."""
+
+
+class NoWorkers(SteppingPlacement):
+    """The placement of a vector env without workers, whose sub-environments this process steps."""
+
+    def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
+        """Start nothing."""
+
+    def send(self, to: Sender, message: Message) -> None:
+        """Send nothing."""
+
+    def wait(self, timeout_s: float) -> list[Arrived]:
+        """Return no events, at once."""
+        return []
+
+    def signal(self, worker: Sender, signum: int, alone: bool) -> None:
+        """Signal nothing."""
+
+    def stack(self, worker: Sender) -> str:
+        """Return an empty stack."""
+        return ""
+
+    def pid(self, worker: Sender) -> int:
+        """Return -1."""
+        return -1
+
+    def alive(self) -> int:
+        """Return 0."""
+        return 0
+
+    def wake_up(self, worker: int, wake_ups: WakeUps) -> WorkerWakeUp:
+        """Make a wake-up, which nobody needs."""
+        return wake_ups.of(worker)
+
+    def poller(self, descriptor: int) -> Poller:
+        """Refuse to wait, because nothing will come."""
+        raise RuntimeError("no worker can answer")
 
 
 class InlinePlacement(Placement):

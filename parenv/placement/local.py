@@ -6,9 +6,13 @@ import logging
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory

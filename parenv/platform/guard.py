@@ -14,6 +14,9 @@ import signal
 import struct
 import sys
 
+if sys.platform == "win32":
+    raise ImportError("this module is for POSIX")
+
 NUMBER = struct.Struct("=q")
 """Process id of a worker that has started, or its negative if the worker has been reaped."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from parenv.errors import ConfigurationError
 from parenv.platform import system
@@ -46,6 +47,21 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Features by name, each with a cell per system: ``"yes"``, a difference, or the sentence of the refusal."""
+
+
+def possible_workers(num_workers: Any) -> Any:
+    """Return the number of workers that the user gave; 0 for a default if this system has no worker processes.
+
+    Raises:
+        ConfigurationError: This system has no worker processes, and they are required.
+    """
+    if system.HAS_PROCESSES:
+        return num_workers
+    if num_workers is None or num_workers == "auto":
+        return 0
+    if num_workers != 0:
+        check_possible("worker processes")
+    return num_workers
 
 
 def check_possible(feature: str) -> None:

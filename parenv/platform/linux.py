@@ -15,17 +15,25 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+if sys.platform != "linux":
+    raise ImportError("this module is for Linux")
+
+from parenv.platform.base import ProcessorTime as ProcessorTime
+from parenv.platform.base import Usage as Usage
+from parenv.platform.posix import FINAL_SIGNALS as FINAL_SIGNALS
+from parenv.platform.posix import HAS_PROCESSES as HAS_PROCESSES
+from parenv.platform.posix import KILL_SIGNAL as KILL_SIGNAL
+from parenv.platform.posix import PREEMPTION_SIGNALS as PREEMPTION_SIGNALS
 from parenv.platform.posix import STACK_SIGNAL as STACK_SIGNAL
-from parenv.platform.posix import ProcessorTime as ProcessorTime
-from parenv.platform.posix import Usage as Usage
 from parenv.platform.posix import after_fork_in_child as after_fork_in_child
 from parenv.platform.posix import descriptor_limits as descriptor_limits
+from parenv.platform.posix import load_average as load_average
+from parenv.platform.posix import memory_bytes as memory_bytes
 from parenv.platform.posix import raise_descriptor_limit as raise_descriptor_limit
 from parenv.platform.posix import take_lock as take_lock
 from parenv.platform.posix import unlock as unlock
 from parenv.platform.posix import usage as usage
 
-assert sys.platform == "linux"
 NAME = "linux"
 HAS_FUTEXES = True
 DESCRIPTORS_OF_WAKE_UP = 1

@@ -18,8 +18,13 @@ import threading
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
+if sys.platform == "win32":
+    raise ImportError("this module is for POSIX")
+
+from parenv.platform.base import ProcessorTime as ProcessorTime
+from parenv.platform.base import Usage as Usage
+from parenv.platform.base import unnamed_file as _unnamed_file
 from parenv.platform.guard import NUMBER as _NUMBER
 
 NAME = "posix"
@@ -37,36 +42,18 @@ BOUND = "ipc:///parenv"
 """Any address of the kind of :func:`listen`."""
 RECEIVE_FLAGS = 0
 """Flags with which a socket receives descriptors, see :func:`owned`."""
+HAS_PROCESSES = True
+"""Whether parenv starts worker processes on this system."""
+KILL_SIGNAL = signal.SIGKILL
+"""Signal that ends a process at once."""
 STACK_SIGNAL = signal.SIGUSR1
 """Signal that makes a worker write its stack to its pipe, even if native code holds the GIL."""
+FINAL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGSTOP})
+"""Signals that no process can handle."""
+PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals by which schedulers announce that they will stop a job."""
 _CHUNK = 1 << 20
 _PIPE_BYTES = 1 << 16
-
-
-class ProcessorTime(NamedTuple):
-    """Times of a thread since its start.
-
-    Args:
-        used_s: Seconds on a core.
-        queued_s: Seconds for which the thread could run but had no core.
-    """
-
-    used_s: float
-    queued_s: float
-
-
-class Usage(NamedTuple):
-    """Use of the processor by this process since its start.
-
-    Args:
-        processor_s: Processor seconds.
-        voluntary: Number of voluntary context switches.
-        involuntary: Number of involuntary context switches.
-    """
-
-    processor_s: float
-    voluntary: int
-    involuntary: int
 
 
 # Memory
@@ -75,8 +62,7 @@ class Usage(NamedTuple):
 def make_memory() -> int:
     """Make a file without a name for shared memory, so no file can be left behind or guessed."""
     # macOS lets the size of POSIX shared memory be set only once, but this memory grows.
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    return _unnamed_file()
 
 
 def reserve(descriptor: int, offset: int, nbytes: int) -> None:
@@ -373,6 +359,16 @@ def num_threads() -> int:
 def running_threads() -> int:
     """Return the number of threads of the machine that run or wait for a core now, at least 1 (this one)."""
     return 1
+
+
+def memory_bytes() -> int:
+    """Return the bytes of memory of the machine, or 0 if the system does not tell."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def load_average() -> float:
+    """Return the mean number of processes that ran or waited for a core in the last minute, or 0 if unknown."""
+    return os.getloadavg()[0]
 
 
 def processor_name() -> str:

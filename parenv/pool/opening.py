@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parenv.crew.crew import Crew, Product
 from parenv.crew.launch import inline_placement, local_launch, worker_placement
@@ -15,7 +15,7 @@ from parenv.envs.factories import Spaces
 from parenv.memory.maps import VersionMap
 from parenv.memory.pool_signals import RoundSignals
 from parenv.placement.base import Launch, Placement
-from parenv.placement.local import LocalPlacement
+from parenv.placement.inline import InlinePlacement
 from parenv.policy.assignment import UNNAMED
 from parenv.policy.copies import copied_for_worker
 from parenv.policy.snapshots import modules_of
@@ -29,7 +29,11 @@ from parenv.pool.pool_plan import Plan
 from parenv.pool.prefetch_choice import FIRST
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
-from parenv.pool.versions import Synchronization, Versions
+from parenv.pool.versions import Versions
+
+if TYPE_CHECKING:
+    from parenv.placement.local import LocalPlacement
+    from parenv.pool.synchronization import Synchronization
 
 
 class Parts(NamedTuple):
@@ -75,14 +79,16 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         limit = None if plan.inline else job.options.max_memory_bytes
         workers = Workers(placement, arena.status, job.shares, job.first_env_id, job.first_worker, limit)
         launch, synchronization = with_launch(arena.memory.fd), None
-        if isinstance(placement, LocalPlacement):
-            synchronization = Synchronization(arena.memory.map(), num_workers, placement)
+        if (local := _local(placement)) is not None:
+            from parenv.pool.synchronization import Synchronization
+
+            synchronization = Synchronization(arena.memory.map(), num_workers, local)
             stack.callback(synchronization.close)
             launch = replace(launch, descriptors=synchronization.descriptors)
         crew = Crew(workers, job.options, lambda _: launch, processes=not plan.inline)
         stack.callback(crew.close, job.options.close_timeout_s)
         spaces, room = lay_out(plan, workers, arena, versions, crew.start())
-        begin_round = _rounds(arena.mapping, num_workers, placement) if plan.given.mode == "sync" else _no_round
+        begin_round = _rounds(arena.mapping, num_workers, local) if plan.given.mode == "sync" else _no_round
         scheduler = _scheduler(plan, len(workers.shares))
         drop_lag = plan.given.max_policy_lag if plan.given.on_stale == "drop" else None
         in_progress = EpisodesInProgress(sum(workers.shares), workers.first_env_id)
@@ -99,9 +105,18 @@ def _no_round(sequence: int) -> None:
     """Begin a round whose commits wake the main process one by one."""
 
 
-def _rounds(head: Any, num_workers: int, placement: Placement) -> Callable[[int], None]:
+def _local(placement: Placement) -> LocalPlacement | None:
+    """Return the placement if its workers are processes of this machine."""
+    if isinstance(placement, InlinePlacement):
+        return None
+    from parenv.placement.local import LocalPlacement
+
+    return placement if isinstance(placement, LocalPlacement) else None
+
+
+def _rounds(head: Any, num_workers: int, placement: LocalPlacement | None) -> Callable[[int], None]:
     """Return the function that begins a round. On this machine, only the last commit of it wakes the main process."""
-    if not isinstance(placement, LocalPlacement):
+    if placement is None:
         return _no_round
     signals = RoundSignals(head)
     signals.open(num_workers)

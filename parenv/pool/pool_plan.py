@@ -26,6 +26,7 @@ from parenv.experience.gradient import GradientLayout
 from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
+from parenv.platform.limits import possible_workers
 from parenv.policy.assignment import UNNAMED, PolicyOf
 from parenv.policy.capabilities import refuse
 from parenv.policy.copies import copied
@@ -449,7 +450,7 @@ def make_plan(given: PoolArguments) -> Plan:
     Raises:
         ConfigurationError: An argument is wrong, or a file or the spaces cannot be used.
     """
-    given, policy_factories = _made(given)
+    given, policy_factories = _made(replace(given, num_workers=possible_workers(given.num_workers)))
     check_arguments(given)
     lag = given.max_policy_lag
     # Users may pass integers of numpy, which a recording cannot keep.

@@ -1,8 +1,7 @@
-"""Versions of the policies of a pool: the places of their weights, and the synchronization of workers with one."""
+"""Versions of the policies of a pool, and the places of their weights."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
@@ -11,14 +10,11 @@ import numpy as np
 
 from parenv.errors import ConfigurationError, NotPicklableError, embedded
 from parenv.experience.assembly import Played
-from parenv.memory.pool_signals import LoadRequests
-from parenv.placement.local import LocalPlacement
 from parenv.policy.assignment import UNNAMED, PolicyRow, PolicyTable
 from parenv.policy.policy import Policy, PolicyFactory, as_policy
 from parenv.policy.snapshots import WeightsWriter, flat_layout, module_of
 from parenv.pool.divergence import has_moved
 from parenv.process.user_code import dumps
-from parenv.process.wake_up import WakeUp
 
 
 class Version(NamedTuple):
@@ -403,57 +399,3 @@ def _check_has_no_names(given: Any) -> None:
             "publish must get the policy itself, because the pool has one policy without a name, got policies by name: "
             f"{list(given)}. Publish one of the values."
         )
-
-
-class Synchronization:
-    """Has all workers load a version at once. Messages and their answers would take far longer.
-
-    One wake-up wakes all workers. It stays notified until the next synchronization, which uses the other wake-up. A
-    worker that has answered sleeps at that other one.
-
-    Args:
-        buffer: Shared memory of the pool.
-        num_workers: Number of workers.
-        placement: Placement of all workers.
-    """
-
-    def __init__(self, buffer: Any, num_workers: int, placement: LocalPlacement) -> None:
-        self._requests = LoadRequests(buffer, num_workers)
-        self._answers, self._wake_ups = WakeUp(), (WakeUp(), WakeUp())
-        os.set_blocking(self._answers.fileno(), False)
-        placement.notified_by(self._answers)
-        self._intact = True
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Descriptors for every worker: the wake-up that it notifies, and the two that wake it in turn."""
-        return (self._answers.notifying, *(wake_up.fileno() for wake_up in self._wake_ups))
-
-    def asked(self, worker: int) -> int | None:
-        """Return a value that changes with every answer of a worker, or ``None`` if no answer is due."""
-        return self._requests.asked(worker)
-
-    def can_load(self, version: Version) -> bool:
-        """Return whether all of the version is in shared memory, and no worker may wait at the wrong wake-up."""
-        return self._intact and not version.snapshot
-
-    def load(self, version: Version, listen: Callable[[], object]) -> None:
-        """Have all workers load a version."""
-        self._intact = False
-        number = self._requests.ask(version.number, version.place)
-        if number > 1:
-            self._wake_ups[(number - 1) % 2].take()
-        try:
-            self._wake_ups[number % 2].notify()
-            while not self._requests.all_have():
-                listen()
-        except BaseException:
-            # Later versions come by messages, which a worker may take before it looks at the requests again.
-            self._requests.withdraw()
-            raise
-        self._intact = True
-
-    def close(self) -> None:
-        """Close the descriptors. Idempotent."""
-        for wake_up in (self._answers, *self._wake_ups):
-            wake_up.close()

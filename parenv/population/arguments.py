@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -18,6 +18,7 @@ from parenv.envs.seeding import evolution_seed, root_seed
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, RemotePlacement, WorkerOptions
+from parenv.platform.limits import possible_workers
 from parenv.policy.devices import check_devices
 from parenv.population.selection import Evolve, Range, check_values, checked_ranges
 from parenv.process.cores import recommended_num_workers
@@ -102,6 +103,7 @@ def make_plan(given: PopulationArguments) -> PopulationPlan:
     Raises:
         ConfigurationError: An argument is wrong.
     """
+    given = replace(given, num_workers=possible_workers(given.num_workers))
     size = _size(given.size)
     one_of("mode", given.mode, get_args(Mode))
     _check_callables(given)

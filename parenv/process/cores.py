@@ -13,6 +13,15 @@ from parenv.errors import ConfigurationError
 from parenv.options import Mode, Parallelism
 from parenv.platform import system
 
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+
 
 def usable_cores() -> int:
     """Return the number of cores that CPU affinity and the container's CPU limit leave to this process, at least 1."""
@@ -26,7 +35,7 @@ def recommended_num_workers(
 
     Experience parallelism leaves a third of the cores to the learner. In async mode this is at least one core. In sync
     mode the learner waits while the workers collect, so two workers share two cores. Gradient parallelism uses all
-    cores, because the workers compute the gradients.
+    cores, because the workers compute the gradients. On Windows, where workers are no processes, it is 0.
 
     Args:
         parallelism: ``"experience"`` or ``"gradient"``.
@@ -39,10 +48,17 @@ def recommended_num_workers(
     (1, 2)
     """
     cores = usable_cores() if cores is None else cores
+    if not system.HAS_PROCESSES:
+        return 0
     if parallelism == "gradient":
         return cores
     least = 1 if mode == "async" else 0
     return max(1, cores - max(least, cores // 3))
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Return the environment variables that limit the threads of numerical libraries."""
+    return dict.fromkeys(_THREAD_VARIABLES, str(threads))
 
 
 class Learner(NamedTuple):

@@ -39,6 +39,9 @@ from collections.abc import Callable
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
+
 from parenv.platform import system
 from parenv.process.lines import Lines
 from parenv.process.script_names import replace_main

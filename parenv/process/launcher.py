@@ -17,19 +17,15 @@ from dataclasses import dataclass
 from multiprocessing.process import current_process
 from typing import Any, NamedTuple
 
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
+
 from parenv.platform import system
+from parenv.process.cores import thread_variables
 from parenv.process.fork_server import WORKER_VARIABLE
 from parenv.process.lines import Lines
 from parenv.process.script_names import place_of_script
 
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "OPENCV_FOR_THREADS_NUM",
-)
 MAX_IDLE_FORK_SERVERS = 2
 """Number of fork servers that stay without a session, such as one for pools and one for an evaluating vector env."""
 
@@ -320,11 +316,6 @@ def _after_fork_in_child() -> None:
 
 
 system.after_fork_in_child(_after_fork_in_child)
-
-
-def thread_variables(threads: int) -> dict[str, str]:
-    """Return the environment variables that limit the threads of numerical libraries."""
-    return dict.fromkeys(_THREAD_VARIABLES, str(threads))
 
 
 def _environment(spec: ForkServerSpec) -> dict[str, str]:

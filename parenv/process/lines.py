@@ -6,8 +6,12 @@ import errno
 import json
 import os
 import socket
+import sys
 from collections import deque
 from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.platform import system
 

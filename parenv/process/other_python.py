@@ -16,6 +16,9 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any
 
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
+
 from parenv.errors import ConfigurationError
 from parenv.platform import system
 from parenv.process import served_envs

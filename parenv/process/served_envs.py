@@ -71,6 +71,8 @@ class Channel:
         Raises:
             ValueError: The value is too large.
         """
+        if sys.platform == "win32":
+            raise NotImplementedError
         body = marshal.dumps(value, VERSION)
         parts = [memoryview(part) for part in (HEAD.pack(len(body), len(more)) + body, more) if len(part)]
         while parts:
@@ -100,6 +102,8 @@ class Channel:
         return marshal.loads(view[HEAD.size : HEAD.size + body]), view[HEAD.size + body :]
 
     def _read(self, view: Any) -> int:
+        if sys.platform == "win32":
+            raise NotImplementedError
         count = os.readv(self._source, [view])
         if not count:
             raise EOFError
@@ -439,6 +443,8 @@ def _drop(value: Any) -> Any:
 
 def limit_memory(more: int) -> None:
     """Have the kernel refuse allocations beyond the present size of this process plus ``more`` bytes."""
+    if sys.platform == "win32":
+        raise NotImplementedError
     import resource
 
     with open("/proc/self/status") as lines:
@@ -639,6 +645,8 @@ def end_with_input(source: int) -> int:
 
     It does so even if native code holds the interpreter, and in a container, which no signal of the worker reaches.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError
     ended, ours = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -672,6 +680,8 @@ def main(target: str, cell: str, stacks: str) -> None:
         cell: Descriptor of the memory for the environment at work, with its inode.
         stacks: Descriptor of the pipe for stacks, with its inode.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     bdb.Bdb.set_trace = refuse_debugger  # type: ignore
     source, written = os.dup(0), os.dup(int(target))

@@ -7,10 +7,14 @@ import faulthandler
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.platform import system
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.platform import system
 
@@ -44,10 +48,8 @@ def throw_away(work: Callable[[Report], object], limit_s: float) -> Thrown | Non
         limit_s: Time limit in seconds.
 
     Returns:
-        What it has reported, or ``None`` if the system refuses another process or a fork is not safe.
+        What it has reported, or ``None`` if the system refuses another process.
     """
-    if not system.FORK_IS_SAFE:
-        return None
     reading, writing = os.pipe()
     try:
         with warnings.catch_warnings():

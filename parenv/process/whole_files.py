@@ -16,6 +16,8 @@ from parenv.platform import system
 
 _log = logging.getLogger("parenv")
 _LOCK = "lock"
+BINARY: int = getattr(os, "O_BINARY", 0)
+"""Flag with which Windows does not change the ends of lines."""
 
 
 def make_folder_of(path: Path) -> None:

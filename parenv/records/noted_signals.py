@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from parenv.errors import ConfigurationError
+from parenv.platform import system
 from parenv.process.forks import Owner
 
 DUPLICATE_S = 1.0
@@ -87,7 +88,7 @@ def _checked(signum: Any) -> signal.Signals:
         found = signal.Signals(signum)
     except ValueError:
         raise ConfigurationError(f"signals must contain signal numbers, got {signum!r}. Pass signal.SIGTERM.") from None
-    if found in (signal.SIGKILL, signal.SIGSTOP):
+    if found in system.FINAL_SIGNALS:
         raise ConfigurationError(
             f"signals must contain signals that can be handled, got {found.name}. Leave it out: a killed run "
             "continues from its last checkpoint."

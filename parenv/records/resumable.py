@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from signal import SIGTERM, SIGUSR1
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +17,7 @@ from parenv.argument_checks import at_least, positive
 from parenv.envs.seeding import random_state, set_random_state
 from parenv.errors import ConfigurationError, WorkerError
 from parenv.experience.summary import Summarized
+from parenv.platform import system
 from parenv.policy.assignment import UNNAMED
 from parenv.policy.snapshots import module_of
 from parenv.pool.state import pool_state, resume_pool
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MAX_EXIT_CODE = 255
+EX_TEMPFAIL = 75
+"""Exit code of ``sysexits.h`` for a failure that passes, as ``os.EX_TEMPFAIL``, which Windows lacks."""
 _KIND = "parenv run"
 _METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("getstate", "setstate"))
 _log = logging.getLogger("parenv")
@@ -44,8 +46,8 @@ def resumable(
     state: Mapping[str, Any] | None = None,
     every_s: float = 600.0,
     keep: int = 3,
-    signals: Collection[int] = (SIGTERM, SIGUSR1),
-    exit_code: int = os.EX_TEMPFAIL,
+    signals: Collection[int] = system.PREEMPTION_SIGNALS,
+    exit_code: int = EX_TEMPFAIL,
 ) -> ResumableRun:
     """Return a run that survives preemption: it saves itself, and the next start of the same program continues it.
 

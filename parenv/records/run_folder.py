@@ -51,7 +51,7 @@ class RunFolder:
             ) from None
         _locked.add(self)
         if not lock(self._lock, self.path, "run"):
-            holder = os.pread(self._lock, 1000, 0).decode(errors="replace").strip()
+            holder = os.read(self._lock, 1000).decode(errors="replace").strip()
             self._close()
             raise ConfigurationError(
                 f"the folder {self.path} is used by another run, {holder or 'which has just begun'}. "
@@ -59,7 +59,7 @@ class RunFolder:
             )
         with contextlib.suppress(OSError):  # On a full disk, the lock holds without the words.
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"pid {os.getpid()} on {platform.node()}\n".encode(), 0)
+            os.write(self._lock, f"pid {os.getpid()} on {platform.node()}\n".encode())
         # A process that was killed while it wrote a checkpoint leaves a draft. Version 0.2 left files.
         for draft in self.path.glob(_DRAFTS):
             remove(draft)

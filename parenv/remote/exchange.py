@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.errors import ProtocolError
 from parenv.memory.maps import AnyWeights, SlotMap

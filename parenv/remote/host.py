@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory

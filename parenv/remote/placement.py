@@ -6,12 +6,16 @@ import logging
 import os
 import platform
 import signal
+import sys
 import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.errors import ProtocolError
 from parenv.memory.maps import AnyWeights, SlotMap, StepBufferMap

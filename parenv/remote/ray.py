@@ -6,11 +6,15 @@ import logging
 import math
 import os
 import pkgutil
+import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.errors import ConfigurationError
 from parenv.libraries import require

@@ -7,11 +7,15 @@ offset, and uses only its own rows of it. Requests are transferred for all rows,
 from __future__ import annotations
 
 import select
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.layout import Field

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from signal import SIGINT, default_int_handler, valid_signals
 from types import FrameType
 
+MAX_WAIT_S = 1.0
+"""Longest wait in one system call. A signal just before the call does not interrupt it, so Ctrl-C waits for its end."""
 PATIENCE_S = 1.0
 """Seconds after a deferred Ctrl-C in which a second one raises at once. No deferred block takes that long."""
 

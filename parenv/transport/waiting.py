@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import select
+import sys
 import time
 from collections.abc import Container, Sequence
 from typing import Protocol
 
 import zmq
 
-from parenv.transport.interrupts import Heard
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
+
+from parenv.transport.interrupts import MAX_WAIT_S, Heard
 
 Polled = zmq.Socket[bytes] | int
-MAX_WAIT_S = 1.0
-"""Longest wait in one system call. A signal just before the call does not interrupt it, so Ctrl-C waits for its end."""
 
 
 class Source(Protocol):
@@ -66,7 +68,7 @@ class Waiting:
             self._poller.unregister(polled)
 
     def wait(self, timeout_s: float, only_descriptors: bool = False) -> set[int]:
-        """Wait until something is ready, or until the limit, or :data:`MAX_WAIT_S`.
+        """Wait until something is ready, or until the limit, or :data:`~parenv.transport.interrupts.MAX_WAIT_S`.
 
         Args:
             timeout_s: Limit in seconds.

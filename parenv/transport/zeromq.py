@@ -10,11 +10,15 @@ import errno
 import logging
 import select
 import socket
+import sys
 import threading
 from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import zmq
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.platform import system
 from parenv.transport.waiting import Polled

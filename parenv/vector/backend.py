@@ -26,7 +26,7 @@ from parenv.placement.base import Launch
 from parenv.process.spinning import Spinner
 from parenv.process.wake_up import Poller, sleep
 from parenv.protocol.messages import Actions, Message, Rows, SideData, StepReady
-from parenv.transport.waiting import MAX_WAIT_S
+from parenv.transport.interrupts import MAX_WAIT_S
 from parenv.vector.caller_worker import CallerWorker
 from parenv.vector.connections import Connections
 from parenv.vector.first_worker import FirstWorker

@@ -157,7 +157,7 @@ def _allowed(demand: Demand, measured: Measured | None) -> list[tuple[int, bool]
 def _counts(demand: Demand, measured: Measured | None) -> list[int]:
     """Return the numbers of workers from which to choose: up to one per core, and more if a step waits."""
     env_bytes = WORKER_BYTES if measured is None else WORKER_BYTES + measured.env_bytes
-    most = max(1, min(demand.most_workers, int(demand.free_bytes / 2 / env_bytes)))
+    most = max(1, int(min(demand.most_workers, demand.free_bytes / 2 / env_bytes)))
     counts = {*range(min(demand.cores, most) + 1)}
     if measured is not None and measured.cost is not None and measured.cost.wait_s > 0.0:
         beyond = min(most, max(demand.cores, MOST_WAITING_WORKERS))

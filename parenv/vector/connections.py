@@ -8,7 +8,8 @@ from parenv.crew.launch import local_launch, worker_placement
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.memory.step_signals import StepSignals
-from parenv.placement.base import Launch, Notifier
+from parenv.placement.base import Launch, Notifier, SteppingPlacement
+from parenv.placement.inline import NoWorkers
 from parenv.platform.futex import AVAILABLE
 from parenv.process.wake_up import WakeUp, WakeUps
 from parenv.vector.vector_plan import VectorPlan
@@ -35,7 +36,9 @@ class Connections:
     def __init__(self, plan: VectorPlan, job: StepJob, most_workers: int) -> None:
         self._inline = plan.inline
         self.use(job)
-        self.placement = worker_placement(plan.placement, None, plan.job.options)
+        self.placement: SteppingPlacement = (
+            NoWorkers() if plan.inline else worker_placement(plan.placement, None, plan.job.options)
+        )
         self.memory = SharedMemory(header_bytes(most_workers))
         self.head = self.memory.map()
         self.signals = StepSignals(self.head)

@@ -19,6 +19,7 @@ from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.platform import system
+from parenv.platform.limits import possible_workers
 from parenv.process.cores import own_cores, usable_cores
 from parenv.process.spinning import Spinning
 from parenv.vector.choice import CallerSteps, Demand
@@ -108,6 +109,7 @@ def make_vector_plan(given: VectorArguments) -> VectorPlan:
         ConfigurationError: An argument is invalid.
         TypeError: ``observation_mode`` is a pair, but not of spaces.
     """
+    given = replace(given, num_workers=possible_workers(given.num_workers))
     options = _options(given)
     factories = _factories(given, options)
     _check_as_gymnasium_has_it(given)

@@ -6,10 +6,14 @@ import contextlib
 import faulthandler
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import cloudpickle
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.memory.pool_signals import RoundSignals
 from parenv.memory.shared import SharedMemory
@@ -33,7 +37,8 @@ def serve_messages(arguments: dict[str, Any], *descriptors: int) -> int:
     All messages that have arrived are read before the next task begins.
 
     The first wake-up, if there are any, wakes the main process. The other two alternate in requests to all workers to
-    load a version, see :class:`~parenv.pool.versions.Synchronization`. Without them, versions come by message only.
+    load a version, see :class:`~parenv.pool.synchronization.Synchronization`. Without them, versions come by message
+    only.
     """
     with _opened(arguments, *descriptors, in_rounds=True) as (worker, socket, wake_ups):
         while worker.open:

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import select
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 import pytest
+from other_systems import imitate_windows_locks
 from scripts import printed_by
 
 from parenv import ConfigurationError, WorkerOptions
 from parenv.memory.shared import SharedMemory
 from parenv.platform import limits, linux, posix, system
-
-SCRIPT = """
-import sys
-sys.platform = sys.argv[1]
-try:
-    import parenv
-except ImportError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_importing_parenv_on_another_platform_is_an_error(platform: str) -> None:
-    words = f"parenv needs Linux, got {platform}: its workers use memfd, pidfd and eventfd"
-    assert printed_by(SCRIPT, platform).startswith(words)
-
-
-def test_importing_parenv_on_linux_prints_nothing() -> None:
-    assert printed_by(SCRIPT, "linux") == ""
 
 
 def interface(module: object) -> dict[str, object]:
@@ -50,6 +35,48 @@ def interface(module: object) -> dict[str, object]:
 
 def test_the_modules_of_all_systems_have_the_same_functions() -> None:
     assert interface(linux) == interface(posix)
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    with monkeypatch.context() as patch:
+        imitate_windows_locks(patch)
+        patch.setattr(sys, "platform", "win32")
+        module = importlib.import_module("parenv.platform.windows")
+    yield module
+    del sys.modules["parenv.platform.windows"]
+
+
+def test_windows_has_only_functions_that_the_others_have(windows: ModuleType) -> None:
+    of_windows, of_posix = interface(windows), interface(posix)
+    assert {name: of_posix[name] for name in of_windows} == {
+        # The classes of constants differ where a system has none of them.
+        name: of_posix[name] if name.isupper() else found
+        for name, found in of_windows.items()
+    }
+
+
+def test_a_file_is_locked_once_on_windows(windows: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    file.write_bytes(b"content")
+    first = os.open(file, os.O_RDWR)
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import importlib
+import pytest
+from other_systems import imitate_windows_locks
+imitate_windows_locks(pytest.MonkeyPatch())
+sys.platform = "win32"
+windows = importlib.import_module("parenv.platform.windows")
+descriptor = os.open({str(file)!r}, os.O_RDWR)
+print(windows.take_lock(descriptor), os.read(descriptor, 7))
+"""
+    assert windows.take_lock(first)
+    assert printed_by(script) == "False b'content'\n"
+    windows.unlock(first)
+    assert printed_by(script) == "True b'content'\n"
+    os.close(first)
 
 
 def test_all_functions_of_a_system_are_used() -> None:

@@ -16,6 +16,9 @@ from collections.abc import Container, Sequence
 
 import zmq
 
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
+
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.options import tcp_address
 from parenv.protocol.data import Buffer
@@ -78,7 +81,7 @@ class HostListener:
     def wait(self, timeout_s: float) -> None:
         """Wait until a message has come or a connection has ended, up to a limit.
 
-        The limit is ``timeout_s`` or :data:`parenv.transport.waiting.MAX_WAIT_S`.
+        The limit is ``timeout_s`` or :data:`parenv.transport.interrupts.MAX_WAIT_S`.
         """
         self._waiting.wait(timeout_s)
 

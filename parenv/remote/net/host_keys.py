@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import struct
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from typing import TypeVar
 
 import zmq
 from zmq.utils import z85
+
+if sys.platform == "win32":
+    raise ImportError("this module is for worker processes")
 
 from parenv.errors import ConfigurationError
 from parenv.platform import system
