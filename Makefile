@@ -2,20 +2,25 @@
 PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-more test-lowest lint types soak fuzz bench clean
+.PHONY: demo test test-more test-portable test-lowest lint types soak fuzz bench clean
 
 demo: .venv/demo
 	.venv/bin/python examples/demo.py
 
 # Many tests wait, so three run at a time. They need cached bytecode: without it, each of their processes would compile
 # the package again.
-test test-more soak: export PYTHONDONTWRITEBYTECODE =
+test test-more test-portable soak: export PYTHONDONTWRITEBYTECODE =
 test: .venv/dev lint types
 	.venv/bin/pytest -m "not more and not soak" --numprocesses 4 --dist worksteal
 
 # Tests that must also pass on every commit but take longer.
 test-more: .venv/dev
 	.venv/bin/pytest -m "more and not soak" --numprocesses 4 --dist worksteal
+
+# The tests of make test on the layer for any POSIX system, without the calls that macOS lacks.
+test-portable: .venv/dev
+	PARENV_PLATFORM=posix PYTHONPATH=$(CURDIR)/tests/portable .venv/bin/pytest -m "not more and not soak and not linux" \
+		--numprocesses 4 --dist worksteal
 
 # The main features, with the lowest version of each dependency that parenv declares.
 test-lowest: .venv-lowest/done

@@ -301,6 +301,9 @@ def test_no_other_class_has_the_name_of_an_exported_class() -> None:
 def exports(path: Path) -> Iterator[str]:
     """Yield the names in ``__all__`` of a module, and those of the public modules that have none."""
     body = ast.parse(path.read_text()).body
+    if path == PACKAGE / "__init__.py":
+        yield from parenv.__all__
+        return
     for node in body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             yield from ast.literal_eval(node.value)
