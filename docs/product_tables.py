@@ -13,12 +13,14 @@ from pathlib import Path
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, Population, WorkerOptions, evaluate
 from parenv.evaluation.arguments import NOT_FOR_EVALUATIONS
+from parenv.platform.limits import LIMITS
 from parenv.policy.capabilities import _REFUSED
 from parenv.population.arguments import _FOR_POOLS as NOT_FOR_POPULATIONS
 from parenv.vector.vector_plan import _FOR_POOLS as NOT_FOR_VECTOR_ENVS
 
 PRODUCTS: tuple[Callable[..., object], ...] = (AsyncWorkerPool, ParallelVectorEnv, Population, evaluate)
 NOT_FOR_OTHERS = (NOT_FOR_VECTOR_ENVS, NOT_FOR_POPULATIONS, NOT_FOR_EVALUATIONS)
+SYSTEMS = ("linux", "posix", "windows")
 PAGE = Path(__file__).parent / "reference" / "products.md"
 
 
@@ -45,9 +47,23 @@ def _named_policies() -> Iterator[str]:
         yield f"| {what if ' ' in what else f'`{what}`'} | no: {why[0].lower()}{why[1:]} |"
 
 
+def _systems() -> Iterator[str]:
+    yield "| feature | Linux | macOS and other POSIX systems | Windows |"
+    yield "|---|---|---|---|"
+    for feature, cells in LIMITS.items():
+        # A refusal is a sentence, which users see as an error.
+        shown = (f"no: {cell}" if cell.endswith(".") else cell for cell in map(cells.__getitem__, SYSTEMS))
+        yield f"| {feature} | " + " | ".join(shown) + " |"
+
+
 def filled(page: str) -> str:
     """Return the page with each table between its markers."""
-    tables = {"arguments": _arguments(), "worker options": _worker_options(), "named policies": _named_policies()}
+    tables = {
+        "arguments": _arguments(),
+        "worker options": _worker_options(),
+        "named policies": _named_policies(),
+        "systems": _systems(),
+    }
 
     def written(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n" + "\n".join(tables[match[1]]) + f"\n<!-- end of {match[1]} -->"

@@ -135,7 +135,7 @@ _MODULES = [
 ]
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 __version__ = VERSION
-__all__ = [*sorted(_MODULE_OF), "__version__"]
+__all__ = sorted(_MODULE_OF)
 
 if not TYPE_CHECKING:
 

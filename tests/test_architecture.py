@@ -11,6 +11,8 @@ from typing import TypeGuard
 
 from scripts import printed_by
 
+import parenv
+
 PACKAGE = Path(__file__).parent.parent / "parenv"
 LAYERS = [
     {"errors", "argument_checks", "libraries", "options", "platform", "version"},

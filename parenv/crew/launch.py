@@ -18,6 +18,7 @@ from parenv.memory.status_slot import StatusSlot
 from parenv.options import Placing, WorkerOptions
 from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.inline import InlinePlacement
+from parenv.platform.base import Handle
 from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.protocol.messages import Layout
 from parenv.worker.job import EpisodeJob, Job, MemberJob, StepJob, WorkerJob
@@ -43,8 +44,8 @@ than to make the environment."""
 
 def local_launch(
     job: WorkerJob, named: Mapping[str, Any], *, inline: bool = False, torch: bool = False, optimizers: bool = False
-) -> Callable[[int], Launch]:
-    """Pickle a job, and return a function that makes the launch from the descriptor of the shared memory.
+) -> Callable[[Handle], Launch]:
+    """Pickle a job, and return a function that makes the launch from the handle of the shared memory.
 
     Args:
         job: Job of the workers.
@@ -59,7 +60,7 @@ def local_launch(
     """
     options = job.options
     if inline:
-        return lambda memory_fd: Launch(memory_fd, b"", (), {}, options.threads)
+        return lambda memory: Launch(memory, b"", (), {}, options.threads)
     payload = pickled({**named, "workers": options}, job)
     make_room(len(job.shares))
     occupy_standard_descriptors()
@@ -69,8 +70,8 @@ def local_launch(
     with_dynamo = ("torch._dynamo",) if optimizers and has_torch else ()
     on_cpu = {*options.devices, options.rollout_device or "cpu"} == {"cpu"}
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
-    return lambda memory_fd: Launch(
-        memory_fd=memory_fd,
+    return lambda memory: Launch(
+        memory=memory,
         job=payload,
         preload=(*PRELOAD, *with_torch, *options.preload, *with_dynamo),
         environment={**hidden, **_shared_device(), **options.environment},
@@ -122,7 +123,7 @@ def inline_placement(load_job: Callable[[], Any]) -> InlinePlacement:
     """Return the placement of the only worker in this process, which gets its job from a function."""
     return InlinePlacement(
         lambda sender, launch, say: Worker(
-            sender, SharedMemory(fd=os.dup(launch.memory_fd)), load_job, say, owns_process=False
+            sender, SharedMemory(fd=os.dup(launch.memory)), load_job, say, owns_process=False
         )
     )
 
@@ -159,7 +160,7 @@ def start_workers(
     where = inline_placement(lambda: job) if inline else worker_placement(placement, None, job.options)
     limit = None if inline else job.options.max_memory_bytes
     workers = Workers(where, status, job.shares, max_memory_bytes=limit)
-    launch = with_launch(memory.fd)
+    launch = with_launch(memory.handle)
     # A worker begins when it gets its layout, whose fields are empty because no rollout leaves the worker.
     layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]
     crew = Crew(workers, job.options, lambda _: launch, processes=not inline)

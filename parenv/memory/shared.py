@@ -8,6 +8,7 @@ import weakref
 
 from parenv.errors import embedded
 from parenv.platform import system
+from parenv.platform.base import Handle
 
 
 class SharedMemory:
@@ -23,6 +24,11 @@ class SharedMemory:
         self._close = weakref.finalize(self, os.close, self.fd)
         if size:
             os.ftruncate(self.fd, size)
+
+    @property
+    def handle(self) -> Handle:
+        """Return what another process needs to use this memory."""
+        return Handle(self.fd)
 
     @property
     def size(self) -> int:

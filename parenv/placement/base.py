@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from parenv.memory.maps import SlotMap, StepBufferMap
+from parenv.platform.base import Handle
 from parenv.process.wake_up import Poller, WakeUps
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
@@ -70,23 +71,23 @@ class Launch:
     """Data for the start of every worker of a pool.
 
     Args:
-        memory_fd: Descriptor of the pool's shared memory.
+        memory: Handle of the pool's shared memory.
         job: The pickled job.
         preload: Modules to import before the first worker starts.
         environment: Environment variables to set before any import.
         threads: Number of threads per worker.
-        descriptors: Further descriptors for every worker, passed after the usual ones. The worker's own wake-up, if it
+        handles: Further handles for every worker, passed after the usual ones. The worker's own wake-up, if it
             has one, comes last.
         spawn: Whether workers are fresh interpreters instead of forks. Default: forks.
         entry: ``module:function`` that a worker process runs. Default: empty, for a worker in this process.
     """
 
-    memory_fd: int
+    memory: Handle
     job: bytes
     preload: tuple[str, ...]
     environment: dict[str, str]
     threads: int
-    descriptors: tuple[int, ...] = ()
+    handles: tuple[Handle, ...] = ()
     spawn: bool = False
     entry: str = ""
 

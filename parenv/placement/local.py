@@ -17,6 +17,7 @@ if sys.platform == "win32":
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import KILL_TIMEOUT_S, Arrived, Ended, Launch, Received, SteppingPlacement
+from parenv.platform.base import Handle
 from parenv.process.descriptors import check_free
 from parenv.process.launcher import ForkServerSpec, Launcher
 from parenv.process.script_settings import settings_of_script
@@ -204,8 +205,8 @@ class LocalPlacement(SteppingPlacement):
             self._waiting.watch(self._launcher.fileno())
         return self._launcher
 
-    def _inheritance(self, worker: Sender, launch: Launch) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """Return the arguments and descriptors of a new process."""
+    def _inheritance(self, worker: Sender, launch: Launch) -> tuple[dict[str, Any], tuple[Handle, ...]]:
+        """Return the arguments and handles of a new process."""
         if self._socket is None:
             check_free(DESCRIPTORS)
             self._socket = DriverSocket()
@@ -221,11 +222,11 @@ class LocalPlacement(SteppingPlacement):
         if self._has_script:
             arguments["settings"] = settings_of_script("torch" in launch.preload)
         listening = self._socket.open(*worker, self._open_launcher(launch).folder)
-        own = (listening, launch.memory_fd, self._job.fd, self._stack_pipe().descriptor)
-        descriptors = own + launch.descriptors
+        own = (listening, launch.memory, self._job.handle, self._stack_pipe().handle)
+        handles = own + launch.handles
         if (wake_up := self._wake_ups.get(worker)) is not None:
-            descriptors += wake_up.inherited
-        return arguments, descriptors
+            handles += wake_up.inherited
+        return arguments, handles
 
     def _stack_pipe(self) -> StackPipe:
         if self._stacks is None:

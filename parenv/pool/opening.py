@@ -16,6 +16,7 @@ from parenv.memory.maps import VersionMap
 from parenv.memory.pool_signals import RoundSignals
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
+from parenv.platform.base import Handle
 from parenv.policy.assignment import UNNAMED
 from parenv.policy.copies import copied_for_worker
 from parenv.policy.snapshots import modules_of
@@ -78,13 +79,13 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         placement = _placement_for(plan, VersionMap(names, arena.maps, lambda number: versions.tables[number]))
         limit = None if plan.inline else job.options.max_memory_bytes
         workers = Workers(placement, arena.status, job.shares, job.first_env_id, job.first_worker, limit)
-        launch, synchronization = with_launch(arena.memory.fd), None
+        launch, synchronization = with_launch(arena.memory.handle), None
         if (local := _local(placement)) is not None:
             from parenv.pool.synchronization import Synchronization
 
             synchronization = Synchronization(arena.memory.map(), num_workers, local)
             stack.callback(synchronization.close)
-            launch = replace(launch, descriptors=synchronization.descriptors)
+            launch = replace(launch, handles=synchronization.handles)
         crew = Crew(workers, job.options, lambda _: launch, processes=not plan.inline)
         stack.callback(crew.close, job.options.close_timeout_s)
         spaces, room = lay_out(plan, workers, arena, versions, crew.start())
@@ -138,7 +139,7 @@ def _scheduler(plan: Plan, num_workers: int) -> Dispatch | Rounds:
     return plan.recorder.dispatch(num_workers, prefetch, lag, pace=plan.given.on_stale == "pace")
 
 
-def _launch_for(plan: Plan) -> Callable[[int], Launch]:
+def _launch_for(plan: Plan) -> Callable[[Handle], Launch]:
     job = plan.job
     named = {
         "env_fn": job.factories,

@@ -12,6 +12,7 @@ if sys.platform == "win32":
 
 from parenv.memory.pool_signals import LoadRequests
 from parenv.placement.local import LocalPlacement
+from parenv.platform.base import Handle
 from parenv.pool.versions import Version
 from parenv.process.wake_up import WakeUp
 
@@ -36,9 +37,9 @@ class Synchronization:
         self._intact = True
 
     @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Descriptors for every worker: the wake-up that it notifies, and the two that wake it in turn."""
-        return (self._answers.notifying, *(wake_up.fileno() for wake_up in self._wake_ups))
+    def handles(self) -> tuple[Handle, ...]:
+        """Handles for every worker: the wake-up that it notifies, and the two that wake it in turn."""
+        return (self._answers.notifying, *(Handle(wake_up.fileno()) for wake_up in self._wake_ups))
 
     def asked(self, worker: int) -> int | None:
         """Return a value that changes with every answer of a worker, or ``None`` if no answer is due."""

@@ -21,6 +21,7 @@ if sys.platform == "win32":
     raise ImportError("this module is for worker processes")
 
 from parenv.platform import system
+from parenv.platform.base import Handle
 from parenv.process.cores import thread_variables
 from parenv.process.fork_server import WORKER_VARIABLE
 from parenv.process.lines import Lines
@@ -99,7 +100,7 @@ class Launcher:
             self._pids.update(line["started"] for line in self._lines.peek() if "started" in line)
         return self._pids.get(handle, -1)
 
-    def launch(self, handle: int, entry: str, arguments: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+    def launch(self, handle: int, entry: str, arguments: dict[str, Any], descriptors: tuple[Handle, ...]) -> None:
         """Start a process that calls ``entry`` (``module:function``) with the arguments and its own descriptors.
 
         Returns at once. The descriptors must stay open until the process is known to have started or ended. If the

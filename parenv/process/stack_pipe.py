@@ -17,6 +17,7 @@ if sys.platform == "win32":
     raise ImportError("this module is for worker processes")
 
 from parenv.platform import system
+from parenv.platform.base import Handle
 
 STACK_SIGNAL = system.STACK_SIGNAL
 STACK_TIMEOUT_S = 15.0
@@ -33,16 +34,17 @@ class StackPipe:
     """Both ends of the pipe.
 
     Attributes:
-        descriptor: Descriptor of the end that workers write to.
+        handle: Handle of the end that workers write to.
     """
 
     def __init__(self) -> None:
-        self._read, self.descriptor = os.pipe()
+        self._read, writing = os.pipe()
+        self.handle = Handle(writing)
         # All workers have the other end, so a blocking read would not return when one of them dies.
         # A scheduler may send the signal to every process of a job. No worker may wait then until its stack is read.
-        for end in (self._read, self.descriptor):
+        for end in (self._read, self.handle):
             os.set_blocking(end, False)
-        system.enlarge_pipe(self.descriptor, PIPE_BYTES)
+        system.enlarge_pipe(self.handle, PIPE_BYTES)
         self._poll = select.poll()
         self._poll.register(self._read, select.POLLIN)
 
@@ -70,7 +72,7 @@ class StackPipe:
     def close(self) -> None:
         """Close both ends."""
         os.close(self._read)
-        os.close(self.descriptor)
+        os.close(self.handle)
 
 
 _own = -1

@@ -22,6 +22,7 @@ from parenv.memory.order import fence, full_fence
 from parenv.memory.rendezvous import Rendezvous
 from parenv.memory.step_signals import GROUP, StepSignals, changes_offset, told
 from parenv.platform import system
+from parenv.platform.base import Handle
 from parenv.platform.futex import EVERYONE, Futex
 from parenv.process.spinning import Spinner
 
@@ -36,13 +37,14 @@ class WakeUp:
             wait or to notify. Default: make a wake-up.
 
     Attributes:
-        notifying: Descriptor for processes that notify.
+        notifying: Handle for processes that notify.
         notify: Function that wakes the process that waits, or ends its next wait at once.
         take: Function that waits until it is notified. It returns at once if it was notified since its last return.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self._waiting, self.notifying = system.make_wake_up() if descriptor is None else (descriptor, descriptor)
+        self._waiting, notifying = system.make_wake_up() if descriptor is None else (descriptor, descriptor)
+        self.notifying = Handle(notifying)
         self.notify: Callable[[], object] = system.notifier(self.notifying)
         self.take: Callable[[], object] = system.taker(self._waiting)
         self._close = weakref.finalize(self, _close_all, {self._waiting, self.notifying})
@@ -68,7 +70,7 @@ class WorkerWakeUp:
 
     Attributes:
         has_futex: Whether the worker sleeps on a futex.
-        inherited: Descriptors that the process of the worker needs.
+        inherited: Handles that the process of the worker needs.
         notify: Function that wakes the worker. The worker then looks for messages and requests.
     """
 
@@ -77,10 +79,10 @@ class WorkerWakeUp:
 
     def __init__(self, buffer: Any, worker: int, futex: Futex | None) -> None:
         self._own, self.has_futex = None, futex is not None
-        self.inherited: tuple[int, ...] = ()
+        self.inherited: tuple[Handle, ...] = ()
         if futex is None:
             self._own = WakeUp()
-            self.inherited, self.notify = (self._own.fileno(),), self._own.notify
+            self.inherited, self.notify = (Handle(self._own.fileno()),), self._own.notify
         else:
             self.notify = partial(_change, futex, _bit_of(worker))
         # The new process counts the messages to it from 0.

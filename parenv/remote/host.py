@@ -281,12 +281,12 @@ class HostSession:
         self._max_message_bytes = welcome.max_message_bytes
         self._rows = HostRows(self._memory, self._local) if welcome.wake_ups else None
         self._launch = Launch(
-            memory_fd=self._memory.fd,
+            memory=self._memory.handle,
             job=welcome.job,
             preload=tuple(welcome.preload),
             environment=dict(welcome.environment),
             threads=welcome.threads,
-            descriptors=(self._rows.wake_up.notifying,) if self._rows is not None else (),
+            handles=(self._rows.wake_up.notifying,) if self._rows is not None else (),
             spawn=bool(welcome.spawn),
             entry=welcome.entry,
         )

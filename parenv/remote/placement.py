@@ -88,7 +88,7 @@ class HostsPlacement:
         """Start workers as soon as hosts have room for them. Returns at once."""
         if self._launch is None:
             # SharedMemory closes its descriptor, so it needs one of its own.
-            self._head = SharedMemory(fd=os.dup(launch.memory_fd)).map()
+            self._head = SharedMemory(fd=os.dup(launch.memory)).map()
         self._launch = launch
         self._present.update((worker.worker, worker) for worker in workers)
         here = [worker for worker in workers if worker.worker < self._num_local]

@@ -21,6 +21,7 @@ if sys.platform == "win32":
     raise ImportError("this module is for worker processes")
 
 from parenv.platform import system
+from parenv.platform.base import Handle
 from parenv.transport.waiting import Polled
 
 Frames = Sequence[bytes | bytearray | memoryview]
@@ -56,8 +57,8 @@ class DriverSocket:
         self._opened = 0
         self._is_sending = self._is_receiving = False
 
-    def open(self, worker: int, generation: int, folder: str) -> int:
-        """Connect to a new process of a worker, which may start later; return the descriptor of its listening socket.
+    def open(self, worker: int, generation: int, folder: str) -> Handle:
+        """Connect to a new process of a worker, which may start later; return the handle of its listening socket.
 
         Messages that are sent before the process has started wait for it.
 
@@ -78,7 +79,7 @@ class DriverSocket:
         # With a routing id, the connection takes messages at once, and keeps them in order.
         self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, peer.routing_id)
         self._socket.connect(peer.address)
-        return listening.fileno()
+        return Handle(listening.fileno())
 
     def drop(self, worker: int) -> None:
         """Disconnect from a process that is gone, if there is one. This frees two descriptors."""

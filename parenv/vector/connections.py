@@ -63,7 +63,7 @@ class Connections:
 
     def launch(self) -> Launch:
         """Return the launch of a worker."""
-        return replace(self._with_launch(self.memory.fd), descriptors=(self.answers.notifying,))
+        return replace(self._with_launch(self.memory.handle), handles=(self.answers.notifying,))
 
     def close(self) -> None:
         """Free memory and wake-up, after the workers have ended. Idempotent."""

@@ -35,9 +35,8 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         path = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes) else ""
         if path.startswith(("/proc", "/sys/")) and _is_by_parenv():
             raise FileNotFoundError(errno.ENOENT, "macOS has no such file system", path)
-    elif event in ("socket.bind", "socket.connect") and isinstance(arguments[1], str | bytes):
-        if not arguments[1] or arguments[1][:1] in ("\0", b"\0"):
-            raise OSError(errno.EINVAL, "macOS has no abstract names")
+    elif event in ("socket.bind", "socket.connect") and arguments[1][:1] in ("", b"", "\0", b"\0"):
+        raise OSError(errno.EINVAL, "macOS has no abstract names")
 
 
 def _is_by_parenv() -> bool:

@@ -114,6 +114,7 @@ def test_after_its_last_step_a_worker_is_reported_as_committing(monkeypatch: pyt
     assert reported == ["commit"]
 
 
+@pytest.mark.linux  # Only Linux limits the memory of a process.
 def test_a_worker_that_reaches_its_memory_limit_is_replaced_with_a_memory_error(tmp_path: Path) -> None:
     def take_a_gigabyte(env: Any) -> None:
         if env.episode == 1 and once(tmp_path / "flag"):

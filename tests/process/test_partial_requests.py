@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from inside import workers_of
 
 from parenv import ParallelVectorEnv
+from parenv.platform import system
 
 N = 8
 pytestmark = pytest.mark.timeout(300)
@@ -103,8 +104,8 @@ REPEATS = [10, pytest.param(300, marks=pytest.mark.more)]
 def test_each_request_is_served_once_with_its_actions(
     batch_size: int, num_workers: int, on_one_core: bool, repeats: int
 ) -> None:
-    everywhere = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(everywhere)} if on_one_core else everywhere)
+    everywhere = set(system.usable_core_numbers())
+    system.pin({max(everywhere)} if on_one_core else everywhere)
     try:
         makers: Any = [lambda i=i: Echo(i) for i in range(N)]
         options: Any = {"num_workers": num_workers, "batch_size": batch_size, "autoreset_mode": AutoresetMode.DISABLED}
@@ -116,7 +117,7 @@ def test_each_request_is_served_once_with_its_actions(
                 expected.reset()
                 expected.step()
     finally:
-        os.sched_setaffinity(0, everywhere)
+        system.pin(everywhere)
 
 
 @pytest.mark.parametrize("batch_size", [1, N])

@@ -51,6 +51,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.linux  # It runs the layer of Linux too.
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.more)])
 def test_results_are_the_same_as_on_linux(start_method: str) -> None:
     of_linux, of_posix = (

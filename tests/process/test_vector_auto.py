@@ -198,7 +198,7 @@ def test_as_many_workers_as_chosen_step_an_environment_that_waits(
         ({"step_timeout_s": 60.0}, "step_timeout_s"),
         ({"on_worker_death": "restart"}, 'on_worker_death="restart"'),
         ({"batch_size": 2}, "batch_size"),
-        ({"workers": WorkerOptions(max_memory_bytes=1 << 32)}, r"WorkerOptions\(max_memory_bytes"),
+        ({"workers": WorkerOptions(reset_timeout_s=60.0)}, r"WorkerOptions\(reset_timeout_s"),
         ({"workers": WorkerOptions(setup_fn=lambda worker: None)}, r"WorkerOptions\(setup_fn"),
     ],
 )

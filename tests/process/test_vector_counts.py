@@ -31,6 +31,7 @@ def reads_and_writes(pid: int | str) -> tuple[int, int]:
     return int(counters["syscr"]), int(counters["syscw"])
 
 
+@pytest.mark.linux  # Without futexes, each worker costs a system call.
 @pytest.mark.parametrize("num_workers", [1, 2, 6])
 def test_a_step_costs_the_same_system_calls_with_any_number_of_workers(num_workers: int) -> None:
     with contextlib.closing(make_envs(12, num_workers=num_workers)) as envs:

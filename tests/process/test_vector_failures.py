@@ -168,6 +168,7 @@ def test_exceptions_of_one_type_raise_the_first_with_a_group_as_cause(num_worker
         assert observations[:, 0].tolist() == list(range(N))
 
 
+@pytest.mark.linux  # Only Linux limits the memory of a process.
 @pytest.mark.usefixtures("a_step_takes_a_millisecond")
 @pytest.mark.parametrize(
     "where", ["step", *(pytest.param(where, marks=pytest.mark.more) for where in ("constructor", "reset", "call"))]

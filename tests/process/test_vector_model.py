@@ -7,7 +7,6 @@ So a row has several possible states from then on, and each result must be one t
 from __future__ import annotations
 
 import copy
-import os
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ from inside import kill
 from placements import HOSTS, Place, named
 
 from parenv import ParallelVectorEnv, RestartPolicy, WorkerDiedError
+from parenv.platform import system
 
 N = 5
 RAISES, DIES = 3, 4
@@ -179,9 +179,9 @@ class VectorEnvUnderFire(RuleBasedStateMachine):
 
     @initialize(most=st.integers(1, 3), on_one_core=st.booleans())
     def start(self, most: int, on_one_core: bool) -> None:
-        self.everywhere = os.sched_getaffinity(0)
+        self.everywhere = set(system.usable_core_numbers())
         if on_one_core:  # Workers and this process then take turns in another order.
-            os.sched_setaffinity(0, {max(self.everywhere)})
+            system.pin({max(self.everywhere)})
         restarts: Any = {} if self.place.name == "in_process" else {"on_worker_death": "restart", "workers": OFTEN}
         self.envs = self.place(named("Echo", N), most=most, autoreset_mode=self.mode, **restarts)
         self.rows = [Row(env_id, self.mode) for env_id in range(N)]
@@ -332,7 +332,7 @@ class VectorEnvUnderFire(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
-        os.sched_setaffinity(0, self.everywhere)
+        system.pin(self.everywhere)
         if hasattr(self, "envs"):
             with self.envs:
                 self.finish()

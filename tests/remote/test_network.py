@@ -278,6 +278,7 @@ def test_two_networks_at_once_are_separate() -> None:
         assert {len(network.processes(0)) for network in (one, other)} == {1}
 
 
+@pytest.mark.linux  # It uses a pidfd.
 def test_a_killed_test_leaves_no_host_no_process_and_no_interface() -> None:
     script = """
         import os, signal, socket, subprocess, sys

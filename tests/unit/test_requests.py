@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from parenv import ParallelVectorEnv
 from parenv.memory.status_slot import header_bytes
 from parenv.memory.step_buffer import KINDS, RESET, STEP, StepBuffer, StepBufferSpec
+from parenv.platform.futex import AVAILABLE
 from parenv.process.wake_up import WakeUps
 from parenv.testing import LedgerEnv
 from parenv.vector.requests import Requests
@@ -97,7 +98,7 @@ class Model:
         rows = sum(self.SHARES)
         spec = StepBufferSpec(rows, (), (), 0)
         self.step_buffer = StepBuffer(spec, bytearray(spec.fields()[1]))
-        wake_ups = WakeUps(bytearray(header_bytes(len(self.SHARES))), futexes=True)
+        wake_ups = WakeUps(bytearray(header_bytes(len(self.SHARES))), futexes=AVAILABLE)
         self.requests = Requests(self.SHARES, [wake_ups.of(worker) for worker in range(len(self.SHARES))], wake_ups)
         self.requests.use(self.step_buffer)
         self.open: dict[int, int] = {}

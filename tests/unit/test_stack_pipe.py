@@ -49,8 +49,8 @@ def pipe() -> Iterator[StackPipe]:
 @contextlib.contextmanager
 def running(script: str, pipe: StackPipe) -> Iterator[int]:
     """Run a process that can write to the pipe, and yield its pid."""
-    arguments = [sys.executable, "-c", script, str(pipe.descriptor), str(int(STACK_SIGNAL))]
-    with subprocess.Popen(arguments, pass_fds=[pipe.descriptor], stdout=subprocess.PIPE) as process:
+    arguments = [sys.executable, "-c", script, str(pipe.handle), str(int(STACK_SIGNAL))]
+    with subprocess.Popen(arguments, pass_fds=[pipe.handle], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         try:
@@ -74,6 +74,7 @@ def test_a_process_that_is_interrupted_while_it_writes_is_waited_for(pipe: Stack
         assert pipe.read(pid, FOR_EVER_S) == "first line\nlast line\n"
 
 
+@pytest.mark.linux  # Elsewhere, nothing tells whether a process is stopped.
 @pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_stopped_or_killed_process_is_not_waited_for(pipe: StackPipe, signum: int) -> None:
     with running(WITH_A_HANDLER, pipe) as pid:
@@ -84,6 +85,7 @@ def test_a_stopped_or_killed_process_is_not_waited_for(pipe: StackPipe, signum: 
         assert pipe.read(pid, FOR_EVER_S) == ""
 
 
+@pytest.mark.linux  # Elsewhere, nothing tells which signals a process ignores.
 def test_a_process_that_ignores_the_signal_is_not_waited_for(pipe: StackPipe) -> None:
     script = """
 import signal, sys, time
@@ -101,9 +103,9 @@ def test_a_process_that_writes_nothing_is_waited_for_until_the_limit(pipe: Stack
 
 
 def test_a_late_stack_is_not_mistaken_for_the_stack_of_another_process(pipe: StackPipe) -> None:
-    os.write(pipe.descriptor, b"late\n")
+    os.write(pipe.handle, b"late\n")
     pipe.clear()
-    os.write(pipe.descriptor, b"this\n")
+    os.write(pipe.handle, b"this\n")
     assert pipe.read(os.getpid(), FOR_EVER_S) == "this\n"
 
 
@@ -117,5 +119,5 @@ print("ready", flush=True)
 """
     with running(script, pipe):
         pipe.clear()
-        os.write(pipe.descriptor, b"this\n")
+        os.write(pipe.handle, b"this\n")
         assert pipe.read(os.getpid(), FOR_EVER_S) == "this\n"

@@ -19,7 +19,7 @@ from parenv.process.wake_up import Answers, FutexWaiter, WakeUp, WakeUps, sleep
 from parenv.worker.process import Incoming
 
 Notify, Take = Callable[[], object], Callable[[], object]
-KINDS = ("eventfd", "futex")
+KINDS = ("eventfd", pytest.param("futex", marks=pytest.mark.linux))
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -72,7 +72,7 @@ def test_a_notification_right_after_a_wait_ends_the_next_one(ends: tuple[Notify,
 
 
 def test_an_eventfd_with_the_same_descriptor_is_the_same_wake_up(eventfd: WakeUp) -> None:
-    other = WakeUp(os.dup(eventfd.fileno()))
+    other = WakeUp(os.dup(eventfd.notifying))
     other.notify()
     eventfd.take()
     other.close()
@@ -85,6 +85,7 @@ def test_closing_an_eventfd_twice_closes_it_once(eventfd: WakeUp) -> None:
         os.fstat(eventfd.fileno())
 
 
+@pytest.mark.linux
 def test_one_notification_reaches_all_workers_and_another_only_one_group() -> None:
     head = bytearray(header_bytes(40))
     wake_ups = WakeUps(head, futexes=True)
@@ -115,6 +116,7 @@ def test_without_futexes_a_worker_sleeps_on_a_descriptor_of_its_own() -> None:
     wake_up.close()
 
 
+@pytest.mark.linux
 def test_the_changes_wrap_around() -> None:
     head = bytearray(header_bytes(1))
     wake_ups = WakeUps(head, futexes=True)
@@ -126,6 +128,7 @@ def test_the_changes_wrap_around() -> None:
     waiter.take()
 
 
+@pytest.mark.linux
 def test_a_new_process_of_a_worker_counts_its_messages_from_0() -> None:
     head = bytearray(header_bytes(1))
     wake_ups = WakeUps(head, futexes=True)

@@ -139,6 +139,7 @@ def test_any_other_failure_of_zeromq_is_raised() -> None:
         driver.send(0, 0, [b"x"])
 
 
+@pytest.mark.linux  # Elsewhere, a folder that others cannot enter has the names.
 def test_only_the_driver_is_connected_to_a_worker(driver: Driver) -> None:
     end = worker_socket(driver, 0, pid=os.getppid())
     context = zmq.Context()
@@ -152,6 +153,7 @@ def test_only_the_driver_is_connected_to_a_worker(driver: Driver) -> None:
     end.close()
 
 
+@pytest.mark.linux  # Elsewhere, a folder that others cannot enter has the names.
 def test_a_socket_has_no_name_in_the_file_system(driver: Driver) -> None:
     with socket.socket(fileno=os.dup(driver.open(0, 0))) as listening:
         assert listening.getsockname()[0] == 0
