@@ -7,6 +7,10 @@ is for env steps per second, the other for env steps per second of processor tim
 workers, both processes use the same core.
 
 python benchmarks/against.py OLD_CHECKOUT [--new CHECKOUT] [--rounds 5] [--pairs 40] [CASE ...]
+python benchmarks/against.py . --posix
+
+The second command compares the layer for any POSIX system with the layer of Linux in this checkout, where workers are
+processes. It is the only one that writes a file.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ import numpy as np
 import psutil
 import torch
 from lib.checkouts import Server
+from lib.common import save
 
+HERE = Path(__file__).parents[1]
 SLICE_S, WARM_UP_SLICES = 0.08, 5
 
 
@@ -136,13 +142,17 @@ def processor_s(others: list[psutil.Process]) -> float:
     return time.process_time() + sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
-def ratios(old: Path, new: Path, case: str, pairs: int) -> list[list[float]]:
+Side = tuple[Path, dict[str, str]]
+"""A checkout, and environment variables for it."""
+
+
+def ratios(old: Side, new: Side, case: str, pairs: int) -> list[list[float]]:
     """Return the ratios of new to old rates of each pair of slices, for wall time and processor time.
 
     The checkout that is measured first alternates.
     """
     arguments = "--serve", case
-    servers = [Server(checkout.resolve(), __file__, arguments, WARM_UP_SLICES) for checkout in (old, new)]
+    servers = [Server(path.resolve(), __file__, arguments, WARM_UP_SLICES, more) for path, more in (old, new)]
     found = []
     for pair in range(pairs):
         first = pair % 2
@@ -153,32 +163,38 @@ def ratios(old: Path, new: Path, case: str, pairs: int) -> list[list[float]]:
     return found
 
 
-def report(case: str, found: list[list[float]]) -> None:
-    """Print the median and the quartiles of the ratios of one case."""
-    words = []
+def report(case: str, found: list[list[float]]) -> dict[str, Any]:
+    """Print the median and the quartiles of the ratios of one case, and return them."""
+    words, quartiles = [], {}
     for what, values in zip(("wall", "processor"), zip(*found, strict=True), strict=True):
-        lower, median, upper = statistics.quantiles(values)
+        lower, median, upper = quartiles[what] = [round(value, 3) for value in statistics.quantiles(values)]
         words.append(f"{what} {median:.3f} ({lower:.3f} to {upper:.3f})")
     print(f"{case:17} {', '.join(words)}, {len(found)} pairs", flush=True)
+    return {"pairs": len(found), **quartiles}
 
 
 def main() -> None:
     """Compare two checkouts in all cases that the command line names."""
     parser = argparse.ArgumentParser(description="Compare the speed of two checkouts in alternating slices.")
     parser.add_argument("old", type=Path, help="Folder of the old checkout.")
+    parser.add_argument("--posix", action="store_true", help="Compare two layers for systems instead, see above.")
     parser.add_argument(
         "cases", nargs="*", metavar="CASE", default=list(CASES), help="Cases to measure (default: all)."
     )
-    parser.add_argument(
-        "--new", type=Path, default=Path(__file__).parents[1], help="Folder of the new checkout (default: this one)."
-    )
+    parser.add_argument("--new", type=Path, default=HERE, help="Folder of the new checkout (default: this one).")
     parser.add_argument("--rounds", type=int, default=5, help="Restarts of both processes (default: 5).")
     parser.add_argument("--pairs", type=int, default=40, help="Pairs of slices per restart (default: 40).")
     given = parser.parse_intermixed_args()
     cores = os.sched_getaffinity(0)
-    for case in given.cases:
+    old, new = ({"PARENV_PLATFORM": name} if given.posix else {} for name in ("linux", "posix"))
+    cases = [case for case in given.cases if "workers" in case] if given.posix else given.cases
+    results = {}
+    for case in cases:
         os.sched_setaffinity(0, cores if "workers" in case else {max(cores)})
-        report(case, [pair for _ in range(given.rounds) for pair in ratios(given.old, given.new, case, given.pairs)])
+        found = [ratios((given.old, old), (given.new, new), case, given.pairs) for _ in range(given.rounds)]
+        results[case] = report(case, [pair for pairs in found for pair in pairs])
+    if given.posix:
+        save("posix", {"ratio of the rates, POSIX to Linux, as quartiles": results})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ class Server:
         script: Path of the script. It answers each line of its standard input with a line of JSON.
         arguments: Arguments of the script.
         warm_up: Number of slices that the constructor measures and discards.
+        environment: Further environment variables.
     """
 
-    def __init__(self, checkout: Path, script: str, arguments: Sequence[str], warm_up: int) -> None:
+    def __init__(
+        self, checkout: Path, script: str, arguments: Sequence[str], warm_up: int, environment: Mapping[str, str] = {}
+    ) -> None:
         assert (checkout / "parenv").is_dir(), f"{checkout} must contain the package parenv"
         self._process = subprocess.Popen(
             [sys.executable, script, *arguments],
-            env={**os.environ, "PYTHONPATH": str(checkout)},
+            env={**os.environ, "PYTHONPATH": str(checkout), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
