@@ -66,7 +66,7 @@ class NoWorkers(SteppingPlacement):
         return 0
 
     def wake_up(self, worker: int, wake_ups: WakeUps) -> WorkerWakeUp:
-        """Make a wake-up, which nobody needs."""
+        """Make a wake-up, without a process that waits for it."""
         return wake_ups.of(worker)
 
     def poller(self, descriptor: int) -> Poller:

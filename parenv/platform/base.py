@@ -1,4 +1,4 @@
-"""What the modules of all systems share."""
+"""Types and functions that the modules of all systems share."""
 
 from __future__ import annotations
 

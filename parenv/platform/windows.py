@@ -115,7 +115,7 @@ def raise_descriptor_limit(soft: int) -> None:
 
 
 def take_lock(descriptor: int, wait: bool = False) -> bool:
-    """Lock a byte far behind the content, because nobody else could read locked bytes."""
+    """Lock a byte far behind the content, because other processes cannot read locked bytes."""
     while True:
         try:
             # LK_LOCK fails after ten seconds.
