@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import socket
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from scripts import printed_by
 
-from parenv import ParallelVectorEnv
+from parenv import ParallelVectorEnv, WorkerOptions
 from parenv.platform import system
 
-pytestmark = pytest.mark.skipif("PARENV_PLATFORM" not in os.environ, reason="only in make test-portable")
+FOLDER = str(Path(__file__).parent)
 
 
 class Missing(gym.Wrapper):  # type: ignore[type-arg]
@@ -28,17 +31,35 @@ def found() -> list[str]:
         names.append("prctl")
     except AttributeError:
         pass
-    with socket.socket(socket.AF_UNIX) as one:
-        try:
-            one.bind("")
-            names.append("abstract names")
-        except OSError:
-            pass
+    try:
+        exec("import os; os.listdir('/proc/self')", {"__name__": "parenv.process"})
+        names.append("/proc")
+    except FileNotFoundError:
+        pass
+    for name, address in (("abstract names", ""), ("long paths", f"/tmp/{secrets.token_hex(50)}")):
+        with socket.socket(socket.AF_UNIX) as one:
+            try:
+                one.bind(address)
+                names.append(name)
+            except OSError:
+                continue
+            if address:
+                os.unlink(address)
     return [*names, system.NAME]
 
 
-def test_processes_have_nothing_that_macos_lacks() -> None:
-    envs = ParallelVectorEnv([lambda: Missing(gym.make("CartPole-v1"))] * 2, num_workers=2)
-    assert envs.call("found") == (["posix"], ["posix"])
-    envs.close()
+@pytest.mark.skipif("PARENV_PLATFORM" not in os.environ, reason="only in make test-portable")
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_processes_have_nothing_that_macos_lacks(start_method: str) -> None:
+    makers = [lambda: Missing(gym.make("CartPole-v1"))] * 2
+    workers = WorkerOptions(start_method=start_method)  # type: ignore[arg-type]
+    with ParallelVectorEnv(makers, num_workers=2, workers=workers) as envs:
+        assert envs.call("found") == (["posix"], ["posix"])
     assert found() == ["posix"]
+
+
+def test_the_module_that_the_guard_hides_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os.has_run = True\n")
+    script = "import os, sitecustomize; print(os.has_run, sitecustomize.__file__, hasattr(os, 'memfd_create'))"
+    expected = f"True {FOLDER}/sitecustomize.py False\n"
+    assert printed_by(script, PYTHONPATH=os.pathsep.join([FOLDER, str(tmp_path)])) == expected
