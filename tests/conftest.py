@@ -7,13 +7,16 @@ import os
 # Set this before torch is loaded: on busy cores, several threads take a hundred times as long as one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import contextlib
 import gc
 import importlib.util
 import logging
+import stat
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 import pytest
@@ -117,19 +120,26 @@ def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list
 
 
 def _descriptors() -> dict[str, str]:
-    """Return the open descriptors of memory, sockets and eventfds, except sockets to fork servers."""
-    fork_server_sockets = {
-        str(end.socket.fileno()) for fork_server in launcher._fork_servers.values() for end in fork_server._ends
-    }
+    """Return the open descriptors of shared memory, sockets, pipes and eventfds, except those that may stay.
+
+    Fork servers stay for other tests, and the resource tracker of multiprocessing stays as long as this process.
+    """
+    may_stay = {resource_tracker._resource_tracker._fd}  # type: ignore[attr-defined]
+    may_stay |= {end.socket.fileno() for server in launcher._fork_servers.values() for end in server._ends}
     found = {}
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        if fd not in fork_server_sockets and ("memfd" in target or "socket" in target or "eventfd" in target):
-            found[fd] = target
+    for fd in set(map(int, os.listdir("/dev/fd"))) - may_stay:
+        with contextlib.suppress(OSError):
+            if kind := _kind_of(os.fstat(fd)):
+                found[str(fd)] = kind
     return found
+
+
+def _kind_of(status: os.stat_result) -> str:
+    """Return what a descriptor is, or an empty text for files with a name and for devices."""
+    kind = stat.S_IFMT(status.st_mode)
+    if kind == stat.S_IFREG:
+        return "" if status.st_nlink else f"file without a name of {status.st_size} bytes"
+    return {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", 0: "eventfd or another descriptor of Linux"}.get(kind, "")
 
 
 @pytest.fixture
