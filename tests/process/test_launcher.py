@@ -121,8 +121,40 @@ def test_programs_that_a_worker_has_started_end_with_it_and_others_do_not(launch
         os.close(descriptor)
 
 
+def starts_programs_in_its_group(arguments: dict[str, Any], *descriptors: int) -> int:
+    """Run a worker that starts two programs in its process group: a child, and one whose parent has ended."""
+    waiting, held = descriptors
+    subprocess.Popen(["sleep", "1000"], stdout=held)
+    subprocess.check_call(["sh", "-c", "sleep 1000 &"], stdout=held)
+    os.write(held, b"started")
+    os.read(waiting, 1)
+    return 0
+
+
+def test_programs_in_the_group_of_a_worker_end_with_it_and_others_do_not(launcher: Launcher) -> None:
+    waiting, ending = os.pipe()
+    programs = []
+    for handle in range(3):
+        program, held = os.pipe()
+        launcher.launch(handle, f"{__name__}:starts_programs_in_its_group", {}, (waiting, held))
+        assert os.read(program, 10) == b"started"
+        # From now on, only the worker and its programs have this end. The other end is readable when all have ended.
+        os.close(held)
+        programs.append(program)
+    launcher.signal(0, signal.SIGKILL, alone=True)
+    serve_until(launcher, lambda: len(launcher.running) == 2)
+    assert ended(programs[:1]) == [True]
+    assert not select.select(programs[1:], [], [], 0.0)[0]
+    os.write(ending, b"x")
+    serve_until(launcher, lambda: len(launcher.running) == 1)
+    launcher.close()
+    assert ended(programs) == [True] * 3
+    for descriptor in (waiting, ending, *programs):
+        os.close(descriptor)
+
+
 def ended(processes: list[int]) -> list[bool]:
-    """Return whether each process, given by its pidfd, ends before the deadline."""
+    """Return whether each process ends before the deadline, given by its pidfd or a pipe that it has."""
     return [bool(select.select([process], [], [], DEADLINE_S)[0]) for process in processes]
 
 
@@ -130,8 +162,11 @@ def test_a_preloaded_module_may_leave_a_process_that_ends(tmp_path: Path, monkey
     module = tmp_path / "leaves_a_process.py"
     module.write_text(
         "import os, subprocess\n"
-        "process = subprocess.Popen(['true'])\n"
-        "os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)\n"
+        "process = subprocess.Popen(['true'], stdout=subprocess.PIPE)\n"
+        "process.stdout.read()\n"
+        # The end of file comes a moment before the end of the process. macOS has no waitid before Python 3.13.
+        "if hasattr(os, 'waitid'):\n"
+        "    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     launcher = Launcher(ForkServerSpec(("leaves_a_process", __name__), (), threads=1))
@@ -139,6 +174,7 @@ def test_a_preloaded_module_may_leave_a_process_that_ends(tmp_path: Path, monkey
     launcher.launch(0, ENTRY, {}, (waiting, ending))
     os.write(ending, b"x")
     serve_until(launcher, lambda: not launcher.running)
+    assert launcher.pid(0) > 0
     assert not launcher.lost
     launcher.close()
     os.close(waiting)

@@ -85,6 +85,13 @@ def test_a_stopped_or_killed_process_is_not_waited_for(pipe: StackPipe, signum: 
         assert pipe.read(pid, FOR_EVER_S) == ""
 
 
+def test_a_process_that_was_killed_and_reaped_is_not_waited_for(pipe: StackPipe) -> None:
+    with running(WITH_A_HANDLER, pipe) as pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert pipe.read(pid, FOR_EVER_S) == ""
+
+
 @pytest.mark.linux  # Elsewhere, nothing tells which signals a process ignores.
 def test_a_process_that_ignores_the_signal_is_not_waited_for(pipe: StackPipe) -> None:
     script = """
