@@ -489,7 +489,11 @@ def owned_now() -> set[str]:
         f"process {pid}" for pid in servers
     }
     shared = {str(path) for path in Path("/dev/shm").iterdir() if path.owner() == psutil.Process().username()}
-    return children | shared | descriptors({str(server._lines.socket.fileno()) for server in servers.values()})
+    return (
+        children
+        | shared
+        | descriptors({str(end.socket.fileno()) for server in servers.values() for end in server._ends})
+    )
 
 
 def descriptors(excluded: set[str]) -> set[str]:
