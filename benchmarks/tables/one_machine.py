@@ -47,7 +47,7 @@ share of the upper bound is in brackets. EnvPool steps its own environments in C
 
 **Beyond one main process:** start one learner per NUMA node with `torchrun --nproc-per-node {nodes}`. Each learner has
 its own main process and workers on the cores of one node. Gradients are averaged, see
-[Train with several learners](../docs/guides/data-parallel.md). The limits above then count for each learner.
+[Train with several learners](../docs/guides/gpus-and-learners.md). The limits above then count for each learner.
 """
 
 
