@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from lib.common import RESULTS, keep
 
-from parenv import AsyncWorkerPool, Fitness, Stop, Tournament
+from parenv import AsyncWorkerPool, Stop
 from parenv.placement import local
+from parenv.population import Fitness, Tournament
 from parenv.protocol import frames
 
 SEEDS = (1, 2, 3, 4, 5)

@@ -21,8 +21,9 @@ from script import CommonArgs, Curve, flag, parse, save_results
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from parenv import AsyncWorkerPool, RolloutsByPolicy, Stop, TorchPolicy
+from parenv import AsyncWorkerPool, Stop, TorchPolicy
 from parenv.returns import gae
+from parenv.rollouts import RolloutsByPolicy
 
 
 @dataclass

@@ -23,7 +23,8 @@ from script import CommonArgs, Curve, flag, parse
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from parenv import Fitness, LogUniform, Member, Population, Rollout, Stop, TorchPolicy, Tournament, Uniform
+from parenv import Population, Rollout, Stop, TorchPolicy
+from parenv.population import Fitness, LogUniform, Member, Tournament, Uniform
 from parenv.returns import gae
 
 

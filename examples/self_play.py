@@ -24,9 +24,10 @@ from script import CommonArgs, flag, parse
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from parenv import AgentRollout, AsyncWorkerPool, RolloutsByPolicy, Stop, TorchPolicy
+from parenv import AsyncWorkerPool, Stop, TorchPolicy
 from parenv.learning import League
 from parenv.returns import gae
+from parenv.rollouts import AgentRollout, RolloutsByPolicy
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Parallel workers for any Gymnasium environment and any PyTorch training loop."""
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -8,54 +9,33 @@ from parenv.version import VERSION
 if TYPE_CHECKING:
     from parenv import adapters as adapters
     from parenv import bench as bench
+    from parenv import checkpoints as checkpoints
     from parenv import cli as cli
     from parenv import errors as errors
     from parenv import evaluation as evaluation
     from parenv import exporting as exporting
+    from parenv import hosts as hosts
     from parenv import learning as learning
     from parenv import population as population
     from parenv import progress as progress
-    from parenv import records as records
     from parenv import returns as returns
+    from parenv import rollouts as rollouts
+    from parenv import statistics as statistics
     from parenv import testing as testing
+    from parenv.checkpoints import SaveBest as SaveBest
+    from parenv.checkpoints import load_checkpoint as load_checkpoint
+    from parenv.checkpoints import resumable as resumable
+    from parenv.checkpoints import save_checkpoint as save_checkpoint
     from parenv.envs.entry_point import entry_point as entry_point
     from parenv.errors import ConfigurationError as ConfigurationError
-    from parenv.errors import GradientError as GradientError
-    from parenv.errors import HostLostError as HostLostError
-    from parenv.errors import NotDataError as NotDataError
-    from parenv.errors import NotPicklableError as NotPicklableError
-    from parenv.errors import ObservationError as ObservationError
     from parenv.errors import ParenvError as ParenvError
-    from parenv.errors import PolicyLagError as PolicyLagError
-    from parenv.errors import PolicyOutputError as PolicyOutputError
-    from parenv.errors import PoolBusyError as PoolBusyError
-    from parenv.errors import PoolClosedError as PoolClosedError
-    from parenv.errors import ProtocolError as ProtocolError
-    from parenv.errors import ReplayError as ReplayError
-    from parenv.errors import RestartLimitError as RestartLimitError
     from parenv.errors import SubEnvironmentError as SubEnvironmentError
     from parenv.errors import WorkerDiedError as WorkerDiedError
     from parenv.errors import WorkerError as WorkerError
-    from parenv.errors import WorkerMemoryError as WorkerMemoryError
     from parenv.errors import WorkerTimeoutError as WorkerTimeoutError
-    from parenv.evaluation import EvaluatedEpisode as EvaluatedEpisode
-    from parenv.evaluation import EvaluationReport as EvaluationReport
     from parenv.evaluation import evaluate as evaluate
-    from parenv.experience.agent_rollouts import AgentEpisodes as AgentEpisodes
-    from parenv.experience.agent_rollouts import AgentRollout as AgentRollout
-    from parenv.experience.agent_rollouts import EpisodesByPolicy as EpisodesByPolicy
-    from parenv.experience.agent_rollouts import RolloutsByPolicy as RolloutsByPolicy
-    from parenv.experience.episodes import EpisodeStatistics as EpisodeStatistics
-    from parenv.experience.episodes import EvaluationResult as EvaluationResult
-    from parenv.experience.failures import EnvFailures as EnvFailures
-    from parenv.experience.gradient import Gradient as Gradient
-    from parenv.experience.rollout import Rollout as Rollout
-    from parenv.experience.transitions import Transitions as Transitions
-    from parenv.experience.whole_episodes import Episode as Episode
     from parenv.exporting import export as export
     from parenv.options import GradientOptions as GradientOptions
-    from parenv.options import RayPlacement as RayPlacement
-    from parenv.options import RemotePlacement as RemotePlacement
     from parenv.options import RestartPolicy as RestartPolicy
     from parenv.options import Stop as Stop
     from parenv.options import WorkerOptions as WorkerOptions
@@ -63,77 +43,65 @@ if TYPE_CHECKING:
     from parenv.policy.policy import Policy as Policy
     from parenv.policy.policy import PolicyFactory as PolicyFactory
     from parenv.policy.policy import TorchPolicy as TorchPolicy
-    from parenv.pool.evaluation import PendingEvaluation as PendingEvaluation
     from parenv.pool.pool import AsyncWorkerPool as AsyncWorkerPool
-    from parenv.pool.statistics import PoolStatistics as PoolStatistics
-    from parenv.population.population import Population as Population
-    from parenv.population.schedule import PopulationStatistics as PopulationStatistics
-    from parenv.population.schedule import Report as Report
-    from parenv.population.selection import Generational as Generational
-    from parenv.population.selection import LogUniform as LogUniform
-    from parenv.population.selection import Tournament as Tournament
-    from parenv.population.selection import Uniform as Uniform
+    from parenv.population import Population as Population
     from parenv.process.cores import recommended_num_workers as recommended_num_workers
-    from parenv.records import ResumableRun as ResumableRun
-    from parenv.records import SaveBest as SaveBest
-    from parenv.records import load_checkpoint as load_checkpoint
     from parenv.records import record_dataset as record_dataset
-    from parenv.records import resumable as resumable
-    from parenv.records import save_checkpoint as save_checkpoint
-    from parenv.vector.backend import VectorStatistics as VectorStatistics
+    from parenv.rollouts import Episode as Episode
+    from parenv.rollouts import Gradient as Gradient
+    from parenv.rollouts import Rollout as Rollout
+    from parenv.rollouts import Transitions as Transitions
     from parenv.vector.env import ParallelVectorEnv as ParallelVectorEnv
     from parenv.vector.make import make_vec as make_vec
-    from parenv.worker.member import Fitness as Fitness
-    from parenv.worker.member import Member as Member
 
 _NAMES = {
+    "checkpoints": "SaveBest load_checkpoint resumable save_checkpoint",
     "envs.entry_point": "entry_point",
-    "errors": (
-        "ConfigurationError GradientError HostLostError NotDataError NotPicklableError ObservationError "
-        "ParenvError PolicyLagError PolicyOutputError PoolBusyError PoolClosedError ProtocolError ReplayError "
-        "RestartLimitError SubEnvironmentError WorkerDiedError WorkerError WorkerMemoryError "
-        "WorkerTimeoutError"
-    ),
-    "evaluation": "evaluate EvaluatedEpisode EvaluationReport",
-    "experience.agent_rollouts": "AgentEpisodes AgentRollout EpisodesByPolicy RolloutsByPolicy",
-    "experience.episodes": "EpisodeStatistics EvaluationResult",
-    "experience.failures": "EnvFailures",
-    "experience.gradient": "Gradient",
-    "experience.rollout": "Rollout",
-    "experience.transitions": "Transitions",
-    "experience.whole_episodes": "Episode",
+    "errors": "ConfigurationError ParenvError SubEnvironmentError WorkerDiedError WorkerError WorkerTimeoutError",
+    "evaluation": "evaluate",
     "exporting": "export",
-    "options": "GradientOptions RayPlacement RemotePlacement RestartPolicy Stop WorkerOptions",
+    "options": "GradientOptions RestartPolicy Stop WorkerOptions",
     "policy.policy": "Action Policy PolicyFactory TorchPolicy",
-    "pool.evaluation": "PendingEvaluation",
     "pool.pool": "AsyncWorkerPool",
-    "pool.statistics": "PoolStatistics",
-    "population.population": "Population",
-    "population.schedule": "PopulationStatistics Report",
-    "population.selection": "Generational LogUniform Tournament Uniform",
+    "population": "Population",
     "process.cores": "recommended_num_workers",
-    "records": "load_checkpoint record_dataset resumable ResumableRun save_checkpoint SaveBest",
-    "vector.backend": "VectorStatistics",
+    "records": "record_dataset",
+    "rollouts": "Episode Gradient Rollout Transitions",
     "vector.env": "ParallelVectorEnv",
     "vector.make": "make_vec",
-    "worker.member": "Fitness Member",
 }
-"""Public names by the module that has them. A name is imported when it is used first, with what it needs."""
+"""Names of a first program, by the module that has them. A name is imported when it is used first."""
 _MODULES = [
     "adapters",
     "bench",
+    "checkpoints",
     "cli",
     "errors",
     "evaluation",
     "exporting",
+    "hosts",
     "learning",
     "population",
     "progress",
-    "records",
     "returns",
+    "rollouts",
+    "statistics",
     "testing",
 ]
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+# Version 0.2 had them here. 0.4 has them in these modules only.
+_MOVED = {
+    "checkpoints": "ResumableRun",
+    "errors": (
+        "GradientError NotDataError NotPicklableError ObservationError PolicyLagError PolicyOutputError PoolBusyError "
+        "PoolClosedError ProtocolError ReplayError RestartLimitError WorkerMemoryError"
+    ),
+    "evaluation": "EvaluatedEpisode EvaluationReport EvaluationResult PendingEvaluation",
+    "hosts": "HostLostError RayPlacement RemotePlacement",
+    "population": "Fitness Generational LogUniform Member Report Tournament Uniform",
+    "rollouts": "AgentEpisodes AgentRollout EpisodesByPolicy RolloutsByPolicy",
+    "statistics": "EnvFailures EpisodeStatistics PoolStatistics PopulationStatistics VectorStatistics",
+}
+_MODULE_OF, _MOVED_TO = ({n: module for module, names in of.items() for n in names.split()} for of in (_NAMES, _MOVED))
 __version__ = VERSION
 __all__ = sorted(_MODULE_OF)
 
@@ -142,6 +110,10 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
             return import_module(f"parenv.{name}")
+        if name in _MOVED_TO:
+            place = f"parenv.{_MOVED_TO[name]}"
+            warnings.warn(f"parenv.{name} is {place}.{name} now", DeprecationWarning, stacklevel=2)
+            return getattr(import_module(place), name)
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'parenv' has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(f"parenv.{_MODULE_OF[name]}"), name)

@@ -70,7 +70,7 @@ class RestartPolicy:
 
     Args:
         max_restarts: Maximum number of restarts of one worker within ``window_s``. Default: 5. One more death ends the
-            pool with :class:`~parenv.RestartLimitError`, which lists all deaths.
+            pool with :class:`~parenv.errors.RestartLimitError`, which lists all deaths.
         window_s: Length of the window in seconds. Default: 60.
         backoff_s: Delay before the second restart within the window, in seconds. Default: 0.5. Each further restart
             doubles it. The first restart has no delay.
@@ -129,7 +129,7 @@ class WorkerOptions:
         start_timeout_s: Time limit in seconds for the start of all workers, or for a restart. Default: 120.
         close_timeout_s: Time limit in seconds for the end of a worker. A slower worker is killed. Default: 5.
         max_memory_bytes: Maximum number of bytes that a worker allocates beyond those of its start. A worker that
-            reaches it and dies raises :class:`~parenv.WorkerMemoryError`. Default: ``None``, no limit.
+            reaches it and dies raises :class:`~parenv.errors.WorkerMemoryError`. Default: ``None``, no limit.
         strict_dtype: Whether to refuse observations and actions in another dtype of the same kind. Default: ``False``,
             they are cast.
         check_finite: Whether to refuse NaN and infinity in observations and actions. The error contains the
@@ -317,7 +317,7 @@ class GradientOptions:
         keep_rollouts: Whether ``Gradient.rollouts`` contains the samples, as views. Not available for whole episodes.
             Default: ``False``.
         on_nonfinite: Reaction to NaN or infinity in a gradient. ``"raise"`` (default) raises
-            :class:`~parenv.GradientError`. ``"skip"`` leaves the gradient out and counts it.
+            :class:`~parenv.errors.GradientError`. ``"skip"`` leaves the gradient out and counts it.
 
     >>> GradientOptions(batch_size=2048, max_norm=0.5, lag_weight=lambda lag: 0.9**lag).reduction
     'weighted_mean'

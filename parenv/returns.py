@@ -10,8 +10,9 @@ the next step belongs to another episode. If the environment did not return the 
 ``next_values`` is NaN. :func:`gae` and :func:`vtrace` then use advantage 0 and the value of the step as target; the
 other two return NaN. Steps that are not ``valid`` have no effect.
 
-If rows are agents, ``alive``, bool ``[T, B]``, is true while an agent is present (:class:`~parenv.AgentRollout`). Steps
-that are not ``alive`` have no effect, and all results are zero for them. A step before such a step counts as truncated.
+If rows are agents, ``alive``, bool ``[T, B]``, is true while an agent is present
+(:class:`~parenv.rollouts.AgentRollout`). Steps that are not ``alive`` have no effect, and all results are zero for
+them. A step before such a step counts as truncated.
 """
 
 from __future__ import annotations

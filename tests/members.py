@@ -12,7 +12,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from parenv import Fitness, LogUniform, Member, Population, Report, Stop, TorchPolicy, Tournament, WorkerOptions
+from parenv import Population, Stop, TorchPolicy, WorkerOptions
+from parenv.population import Fitness, LogUniform, Member, Report, Tournament
 
 
 class Short(gym.Env[Any, Any]):

@@ -24,6 +24,7 @@ LAYERS = [
     {"pool", "vector", "population"},
     {"records", "advice"},
     {"learning"},
+    {"checkpoints", "hosts", "rollouts", "statistics"},
     {"adapters", "bench", "evaluation", "exporting", "progress", "testing"},
     {"cli"},
     {"__main__"},
@@ -301,7 +302,7 @@ def test_no_other_class_has_the_name_of_an_exported_class() -> None:
 
 
 def exports(path: Path) -> Iterator[str]:
-    """Yield the names in ``__all__`` of a module, and those of the public modules that have none."""
+    """Yield the names in ``__all__`` of a module, those that it imports as themselves, and those of public modules."""
     body = ast.parse(path.read_text()).body
     if path == PACKAGE / "__init__.py":
         yield from parenv.__all__
@@ -311,3 +312,6 @@ def exports(path: Path) -> Iterator[str]:
             yield from ast.literal_eval(node.value)
         if path in (PACKAGE / "progress.py", PACKAGE / "returns.py") and isinstance(node, ast.ClassDef):
             yield node.name
+        if isinstance(node, ast.ImportFrom):
+            # Modules that only have public names import each as itself.
+            yield from (alias.name for alias in node.names if alias.name == alias.asname)

@@ -24,8 +24,9 @@ from gymnasium import spaces
 from late import Late
 
 import parenv
-from parenv import AsyncWorkerPool, ConfigurationError, Policy, PolicyOutputError, TorchPolicy, export
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, TorchPolicy, export
 from parenv.cli.main import main
+from parenv.errors import PolicyOutputError
 from parenv.exporting import OnnxPolicy
 from parenv.exporting.exporter import _differences, difference
 from parenv.exporting.graph import Graph, run_on_arrays

@@ -7,9 +7,10 @@ from typing import Any, assert_type
 import torch
 from numpy.typing import NDArray
 
-from parenv import AsyncWorkerPool, EpisodeStatistics, Rollout, SaveBest, TorchPolicy, resumable
+from parenv import AsyncWorkerPool, Rollout, SaveBest, TorchPolicy, resumable
 from parenv.experience.agent_rollouts import AgentRollout, EpisodesByPolicy, RolloutsByPolicy
 from parenv.pool.evaluation import PendingEvaluation
+from parenv.statistics import EpisodeStatistics
 
 module = torch.nn.Linear(4, 2)
 one = AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from audits import until
 
-from parenv import RemotePlacement
+from parenv.hosts import RemotePlacement
 from parenv.remote.host import serve
 from parenv.remote.net.host_keys import create_keys, read_host_keys
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from parenv import RemotePlacement
+from parenv.hosts import RemotePlacement
 from parenv.remote.net.host_keys import create_keys
 
 DRIVER_ADDRESS = "10.97.255.1"
@@ -75,7 +75,7 @@ def hosts(capacities: Sequence[int], within: Sequence[str] = (), **more: Any) ->
     Args:
         capacities: Capacity of each host, in workers.
         within: Network namespaces, one per host. Default: all hosts use loopback.
-        **more: Further arguments of :class:`~parenv.RemotePlacement`.
+        **more: Further arguments of :class:`~parenv.hosts.RemotePlacement`.
 
     Yields:
         Placement for one pool.

@@ -6,3 +6,5 @@ from parenv.evaluation.report import EvaluationReport as EvaluationReport
 from parenv.evaluation.report import TaskReport as TaskReport
 from parenv.evaluation.results import EvaluatedEpisode as EvaluatedEpisode
 from parenv.experience.episode_figures import EpisodeFigures as EpisodeFigures
+from parenv.experience.episodes import EvaluationResult as EvaluationResult
+from parenv.pool.evaluation import PendingEvaluation as PendingEvaluation

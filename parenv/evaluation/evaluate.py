@@ -76,7 +76,7 @@ def evaluate(
             ``render_mode="rgb_array"``; env ids do so by themselves. Default: 0.
         infos: Names of infos of the last step to store. Default: none.
         success: Names of infos of the last step, of which the first that is present tells success, or a function of an
-            :class:`~parenv.EvaluatedEpisode` that returns it. Default: ``"is_success"`` or ``"success"``.
+            :class:`~parenv.evaluation.EvaluatedEpisode` that returns it. Default: ``"is_success"`` or ``"success"``.
         options: Function ``(task, index) -> options`` for the reset, such as the number of an initial state. Default:
             no options.
         checkpoint: Path of a file of :class:`~parenv.SaveBest`, whose weights the policy gets. Default: ``None``.

@@ -45,7 +45,7 @@ class EpisodeFigures:
         seconds: Sum of the seconds of all episodes.
         samples: Returns of the episodes of each task, float64 ``[n]`` each.
 
-    >>> from parenv import EpisodeStatistics
+    >>> from parenv.statistics import EpisodeStatistics
     >>> episodes = EpisodeStatistics.of([1.0, 2.0, 9.0], lengths=[1, 2, 9], seconds=[0.1] * 3, env_ids=[0, 1, 2])
     >>> episodes.figures.mean_return, [round(bound, 2) for bound in episodes.figures.mean_interval]
     (4.0, [-6.83, 14.83])

@@ -90,7 +90,10 @@ TASK = (
     Metric("lost_episodes", lambda report: sum(report.failures.values()), "Number of lost episodes."),
     Metric("seconds", attrgetter("seconds"), "Sum of the seconds of all episodes."),
 )
-"""Metrics of a task of an :class:`~parenv.EvaluationReport`, and of all tasks together. Their names get a prefix."""
+"""Metrics of a task of an :class:`~parenv.evaluation.EvaluationReport`, and of all tasks together.
+
+Their names get a prefix.
+"""
 
 
 def _of_figures(metric: Metric) -> Metric:
@@ -103,7 +106,7 @@ EVALUATION = (
     Metric("eval/policy_version", attrgetter("policy_version"), "Version that was evaluated."),
     Metric("eval/env_steps", attrgetter("env_steps"), "Env steps of the training when the evaluation began."),
 )
-"""Metrics of an :class:`~parenv.EvaluationResult`. A pool has those of its last evaluation."""
+"""Metrics of an :class:`~parenv.evaluation.EvaluationResult`. A pool has those of its last evaluation."""
 
 
 def _evaluated(metric: Metric) -> Metric:
@@ -151,7 +154,7 @@ POOL = (
     Metric("hosts/bytes_received", attrgetter("bytes_received"), "Bytes received from hosts."),
     Metric("hosts/refused", _refused, "Refused connections and messages from other machines."),
 )
-"""Metrics of :class:`~parenv.PoolStatistics`."""
+"""Metrics of :class:`~parenv.statistics.PoolStatistics`."""
 
 VECTOR_ENV = (
     Metric("workers/restarts", attrgetter("worker_restarts"), "Workers that were replaced."),
@@ -163,7 +166,7 @@ VECTOR_ENV = (
         "Seconds that workers polled for requests, summed over workers.",
     ),
 )
-"""Metrics of :class:`~parenv.VectorStatistics`."""
+"""Metrics of :class:`~parenv.statistics.VectorStatistics`."""
 
 POPULATION = (
     Metric("rollout/env_steps", attrgetter("env_steps"), "Env steps that members have learned from."),
@@ -184,4 +187,4 @@ POPULATION = (
         }.items()
     ),
 )
-"""Metrics of :class:`~parenv.PopulationStatistics`."""
+"""Metrics of :class:`~parenv.statistics.PopulationStatistics`."""

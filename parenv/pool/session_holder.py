@@ -140,8 +140,9 @@ class SessionHolder(Generic[S]):
     def close(self) -> None:
         """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent.
 
-        Any thread and any signal handler may call it. A call in progress raises :class:`~parenv.PoolClosedError`. If
-        the signal handler has interrupted that call, the workers end when the call does.
+        Any thread and any signal handler may call it. A call in progress raises
+        :class:`~parenv.errors.PoolClosedError`. If the signal handler has interrupted that call, the workers end when
+        the call does.
 
         Raises:
             PoolBusyError: The call of another thread has not ended within ``close_timeout_s``. That call closes the

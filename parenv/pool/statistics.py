@@ -34,8 +34,8 @@ class PoolStatistics(Summarized):
         episodes: Number of episodes that their environments ended in them.
         lost_episodes: Number of other episodes that ended, by the reason in ``episodes.ended_by``.
         lost_episodes_by_env: The same for each sub-environment, by env_id.
-        failures: Failures of sub-environments and workers, as :class:`~parenv.EnvFailures`, most often failing ones
-            first.
+        failures: Failures of sub-environments and workers, as :class:`~parenv.statistics.EnvFailures`, most often
+            failing ones first.
         mean_return: Mean return of the last 100 episodes, NaN without any.
         mean_length: Mean length of the last 100 episodes in env steps, NaN without any.
         seconds: Seconds since the pool was made.

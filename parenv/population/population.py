@@ -37,8 +37,8 @@ class Population(SessionHolder[PopulationSession]):
             ``[T, num_envs]``, of tensors on the worker's device if the policy takes tensors. The rollout is valid until
             the function returns.
         size: Number of members, at least 2.
-        evolve: :class:`~parenv.Tournament` or :class:`~parenv.Generational`.
-        hyperparameters: :class:`~parenv.Uniform` or :class:`~parenv.LogUniform` by name.
+        evolve: :class:`~parenv.population.Tournament` or :class:`~parenv.population.Generational`.
+        hyperparameters: :class:`~parenv.population.Uniform` or :class:`~parenv.population.LogUniform` by name.
         num_workers: Number of worker processes. ``None``: :func:`~parenv.recommended_num_workers`. 0: everything runs
             in this process.
         num_envs: Number of sub-environments in which a member acts at once.
@@ -60,7 +60,8 @@ class Population(SessionHolder[PopulationSession]):
         WorkerDiedError, RestartLimitError: Later, if workers die more often than ``workers.restart`` allows.
 
     >>> import torch
-    >>> from parenv import LogUniform, Member, Population, Stop, Tournament, TorchPolicy
+    >>> from parenv import Population, Stop, TorchPolicy
+    >>> from parenv.population import LogUniform, Member, Tournament
     >>> def make_member(hyperparameters):
     ...     agent = torch.nn.Linear(4, 2)
     ...     return Member(lambda observations: observations[:, 2] > 0, agent=agent,

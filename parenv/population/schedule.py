@@ -44,7 +44,8 @@ class Report:
         learning_seconds: Seconds for acting, stepping and ``learn``.
         fitness_seconds: Seconds for measuring.
 
-    >>> from parenv import LogUniform, Member, Population, Tournament
+    >>> from parenv import Population
+    >>> from parenv.population import LogUniform, Member, Tournament
     >>> def make_member(hyperparameters):
     ...     return Member(lambda observations: observations[:, 2] > 0)
     >>> population = Population("CartPole-v1", make_member, lambda member, rollout: None, size=2, num_workers=0,

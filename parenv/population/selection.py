@@ -129,7 +129,8 @@ class Tournament:
     Args:
         size: Number of other members to compare with, drawn from the members with a score.
         every: Least number of env steps in a training round, which consists of whole rollouts.
-        perturb: Change of a copy's hyper-parameters, see :class:`~parenv.Uniform` and :class:`~parenv.LogUniform`.
+        perturb: Change of a copy's hyper-parameters, see :class:`~parenv.population.Uniform` and
+            :class:`~parenv.population.LogUniform`.
         resample: Probability that a copy draws a new value of a hyper-parameter instead.
 
     >>> Tournament(size=3, every=50_000, perturb=0.2).parents([0], {0: 1.0, 1: 5.0, 2: 3.0}, np.random.default_rng(0))
@@ -187,7 +188,8 @@ class Generational:
     Args:
         every: Least number of env steps in a training round, which consists of whole rollouts.
         fraction: Fraction of the population that is replaced, and that parents are drawn from. At most a half.
-        perturb: Change of a copy's hyper-parameters, see :class:`~parenv.Uniform` and :class:`~parenv.LogUniform`.
+        perturb: Change of a copy's hyper-parameters, see :class:`~parenv.population.Uniform` and
+            :class:`~parenv.population.LogUniform`.
         resample: Probability that a copy draws a new value of a hyper-parameter instead.
 
     >>> Generational(fraction=0.5).parents([0, 1], {0: 1.0, 1: 2.0}, np.random.default_rng(0))

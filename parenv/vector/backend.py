@@ -47,8 +47,8 @@ class VectorStatistics:
         workers_spinning_seconds: Seconds for which workers polled for requests before they slept, summed over workers.
         lost_episodes: Number of episodes that were lost with a worker, by the reason in ``infos["ended_by"]``.
         lost_episodes_by_env: The same for each sub-environment, by env_id.
-        failures: Failures of sub-environments and workers, as :class:`~parenv.EnvFailures`, most often failing ones
-            first. Exceptions that ``step`` has raised are not counted.
+        failures: Failures of sub-environments and workers, as :class:`~parenv.statistics.EnvFailures`, most often
+            failing ones first. Exceptions that ``step`` has raised are not counted.
 
     >>> VectorStatistics(worker_restarts=0, spinning_seconds=0.5, workers_spinning_seconds=1.5).spinning_seconds
     0.5

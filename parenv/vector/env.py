@@ -78,8 +78,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         spaces: Observation and action space of one sub-environment, if the vector env must use these objects.
             ``"make"``: spaces of an environment that this process makes and closes. Default: spaces that workers
             describe. If they contain a ``Space`` class of the user, ``"make"``, unless that fails.
-        strict_infos: Whether a value in an info that has no plain form is a :class:`~parenv.NotDataError`. By default
-            the value is left out, with one warning. With ``num_workers=0`` no value is left out.
+        strict_infos: Whether a value in an info that has no plain form is a :class:`~parenv.errors.NotDataError`. By
+            default the value is left out, with one warning. With ``num_workers=0`` no value is left out.
 
     Attributes:
         num_workers: Number of worker processes; 0 if this process steps all sub-environments.

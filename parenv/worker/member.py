@@ -63,8 +63,8 @@ class Fitness:
         episodes: Number of episodes. May be 0 if ``score`` needs none.
         env_fn: Factory of the sub-environments for these episodes, as for a pool. ``None``: the factory for learning.
             With another factory, the rewards for learning can be shaped, and the score measures the true objective.
-        score: Function ``(member, episodes) -> number`` with :class:`~parenv.EpisodeStatistics`. A worker calls it.
-            Higher is better. ``None``: the mean return.
+        score: Function ``(member, episodes) -> number`` with :class:`~parenv.statistics.EpisodeStatistics`. A worker
+            calls it. Higher is better. ``None``: the mean return.
         deterministic: Value of ``policy.settings["deterministic"]`` in these episodes.
 
     >>> Fitness(episodes=20, score=lambda member, episodes: -episodes.mean_length).episodes
@@ -90,7 +90,8 @@ def made(make_member: Any, number: int, hyperparameters: Mapping[str, float], de
     member = make_member(dict(hyperparameters))
     if not isinstance(member, Member):
         raise ConfigurationError(
-            f"make_member must return a parenv.Member, got {member!r}. Return Member(agent, optimizer=optimizer)."
+            f"make_member must return a parenv.population.Member, got {member!r}. "
+            "Return Member(agent, optimizer=optimizer)."
         )
     member.number, member.hyperparameters = number, dict(hyperparameters)
     for part in (module_of(member.policy), *(getattr(member, name) for name in member._names)):

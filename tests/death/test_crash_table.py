@@ -36,7 +36,6 @@ from parenv import (
     AsyncWorkerPool,
     GradientOptions,
     ParallelVectorEnv,
-    PoolClosedError,
     RestartPolicy,
     SubEnvironmentError,
     TorchPolicy,
@@ -45,7 +44,7 @@ from parenv import (
     WorkerOptions,
     WorkerTimeoutError,
 )
-from parenv.errors import during
+from parenv.errors import PoolClosedError, during
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.worker.writing import RolloutWriter
 

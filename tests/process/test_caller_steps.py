@@ -15,8 +15,9 @@ import pytest
 from comparison import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import ConfigurationError, ParallelVectorEnv, RayPlacement, WorkerDiedError
+from parenv import ConfigurationError, ParallelVectorEnv, WorkerDiedError
 from parenv.envs.step_cost import StepCost, native_package
+from parenv.hosts import RayPlacement
 from parenv.platform.futex import AVAILABLE
 from parenv.vector.choice import Measured
 from parenv.vector.first_worker import FirstWorker

@@ -17,7 +17,6 @@ from scripts import printed_by
 from parenv import (
     AsyncWorkerPool,
     ConfigurationError,
-    NotDataError,
     ParallelVectorEnv,
     Policy,
     Stop,
@@ -25,6 +24,7 @@ from parenv import (
     TorchPolicy,
 )
 from parenv.adapters.sb3 import ParallelVecEnv
+from parenv.errors import NotDataError
 from parenv.options import WorkerOptions
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger

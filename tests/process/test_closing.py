@@ -23,7 +23,8 @@ from gymnasium.error import ClosedEnvironmentError
 from members import Short, population
 from policies import zeros
 
-from parenv import AsyncWorkerPool, ParallelVectorEnv, PoolClosedError, WorkerOptions
+from parenv import AsyncWorkerPool, ParallelVectorEnv, WorkerOptions
+from parenv.errors import PoolClosedError
 from parenv.process import launcher
 
 LATE_S = 120.0

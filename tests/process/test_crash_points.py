@@ -16,7 +16,8 @@ import pytest
 from crashes import HOWS, Crash, How, status_of
 from hypothesis import HealthCheck, Phase, given, settings
 
-from parenv import EvaluatedEpisode, ParenvError, resumable
+from parenv import ParenvError, resumable
+from parenv.evaluation import EvaluatedEpisode
 from parenv.evaluation.results import ResultsFile
 
 KEEP = 1

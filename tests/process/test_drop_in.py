@@ -18,7 +18,8 @@ from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, ParallelVectorEnv
+from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv
+from parenv.errors import NotDataError
 
 REGISTERS = """
 import gymnasium

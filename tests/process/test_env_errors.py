@@ -20,16 +20,8 @@ from gymnasium.vector import AutoresetMode
 from policies import zeros
 from sampling import one_in
 
-from parenv import (
-    AsyncWorkerPool,
-    ConfigurationError,
-    ParallelVectorEnv,
-    Policy,
-    RestartLimitError,
-    RestartPolicy,
-    Stop,
-    WorkerOptions,
-)
+from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv, Policy, RestartPolicy, Stop, WorkerOptions
+from parenv.errors import RestartLimitError
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
 

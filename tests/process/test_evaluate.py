@@ -16,9 +16,10 @@ from envs import Drawn
 from policies import Counter, lean, zeros
 
 import parenv
-from parenv import Action, ConfigurationError, EvaluatedEpisode, Policy, WorkerDiedError, WorkerOptions
+from parenv import Action, ConfigurationError, Policy, WorkerDiedError, WorkerOptions
 from parenv.cli.main import main
 from parenv.envs.seeding import task_episode_seed
+from parenv.evaluation import EvaluatedEpisode
 
 
 class Agent(torch.nn.Module):
@@ -126,7 +127,7 @@ def test_an_episode_that_is_always_lost_is_recorded_and_affects_no_other(
     assert lost["success"] is None
     if fault == "raise":
         assert lost["error"] == "ValueError: the simulator is not there"
-    report = parenv.EvaluationReport.load(tmp_path / "disturbed.jsonl")
+    report = parenv.evaluation.EvaluationReport.load(tmp_path / "disturbed.jsonl")
     assert report.tasks["one"].failures == {ended_by: 1}
     assert report.tasks["one"].episodes == 11
     assert f"lost episodes of one: {ended_by} 1" in str(report)

@@ -89,7 +89,7 @@ TASKS = {
 }
 
 
-def evaluate(out: str | Path, **more: Any) -> parenv.EvaluationReport:
+def evaluate(out: str | Path, **more: Any) -> parenv.evaluation.EvaluationReport:
     return parenv.evaluate(Agent(), TASKS, episodes=EPISODES, out=out, seed=3, **{"workers": OFTEN, **more})
 
 

@@ -24,17 +24,10 @@ from policies import lean, zeros
 from pool_places import Place, places
 from scripted_agents import Scripted, ScriptedTurns
 
-from parenv import (
-    AsyncWorkerPool,
-    ConfigurationError,
-    Policy,
-    PoolClosedError,
-    RolloutsByPolicy,
-    Stop,
-    TorchPolicy,
-    entry_point,
-)
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop, TorchPolicy, entry_point
+from parenv.errors import PoolClosedError
 from parenv.policy.policy import Action
+from parenv.rollouts import RolloutsByPolicy
 from parenv.testing import LedgerEnv, check_ledger
 
 PATIENCE_S = 120.0

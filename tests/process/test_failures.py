@@ -23,13 +23,8 @@ from parenv import (
     Action,
     AsyncWorkerPool,
     ConfigurationError,
-    NotPicklableError,
-    ObservationError,
     ParallelVectorEnv,
     Policy,
-    PolicyOutputError,
-    PoolBusyError,
-    PoolClosedError,
     Stop,
     SubEnvironmentError,
     TorchPolicy,
@@ -38,6 +33,7 @@ from parenv import (
     WorkerOptions,
     WorkerTimeoutError,
 )
+from parenv.errors import NotPicklableError, ObservationError, PolicyOutputError, PoolBusyError, PoolClosedError
 from parenv.process import launcher
 from parenv.testing import LedgerEnv
 

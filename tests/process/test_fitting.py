@@ -12,7 +12,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import AsyncWorkerPool, ObservationError, ParallelVectorEnv, PolicyOutputError, Stop, WorkerOptions
+from parenv import AsyncWorkerPool, ParallelVectorEnv, Stop, WorkerOptions
+from parenv.errors import ObservationError, PolicyOutputError
 
 BOX = spaces.Box(-9, 9, (2,), np.float32)
 

@@ -91,7 +91,7 @@ def test_forked_children_may_end_in_any_way_and_their_parent_continues(kind: str
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
-    ("kind", "error"), [("Pool", "parenv.PoolClosedError"), ("VectorEnv", "gym.error.ClosedEnvironmentError")]
+    ("kind", "error"), [("Pool", "parenv.errors.PoolClosedError"), ("VectorEnv", "gym.error.ClosedEnvironmentError")]
 )
 def test_using_an_object_of_the_parent_in_a_forked_child_is_an_error(kind: str, error: str, num_workers: int) -> None:
     message, fine = run(kind, "import parenv" + USE_IN_A_CHILD.replace("ERROR", error), num_workers).splitlines()

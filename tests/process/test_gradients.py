@@ -20,7 +20,6 @@ from torch import nn
 from parenv import (
     AsyncWorkerPool,
     ConfigurationError,
-    GradientError,
     GradientOptions,
     Rollout,
     Stop,
@@ -28,6 +27,7 @@ from parenv import (
     WorkerDiedError,
     WorkerOptions,
 )
+from parenv.errors import GradientError
 
 
 class Plane(gym.Env[Any, Any]):

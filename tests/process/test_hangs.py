@@ -17,7 +17,8 @@ from envs import Acting, hold_the_gil, once, sleep_long, slow, stop_oneself
 from inside import deaths_of, pid_of, workers_of
 from policies import zeros
 
-from parenv import AsyncWorkerPool, RestartPolicy, WorkerMemoryError, WorkerOptions, WorkerTimeoutError
+from parenv import AsyncWorkerPool, RestartPolicy, WorkerOptions, WorkerTimeoutError
+from parenv.errors import WorkerMemoryError
 from parenv.testing import LedgerEnv
 from parenv.worker.writing import RolloutWriter
 

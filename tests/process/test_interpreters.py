@@ -33,11 +33,11 @@ from parenv import (
     Stop,
     SubEnvironmentError,
     WorkerDiedError,
-    WorkerMemoryError,
     WorkerOptions,
     WorkerTimeoutError,
     entry_point,
 )
+from parenv.errors import WorkerMemoryError
 from parenv.process.served_envs import decode, encode, foreign
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,9 +16,10 @@ from envs import Acting, kill_oneself, ledgers, once, sleep_long
 from inside import kill
 from policies import zeros
 
-from parenv import AsyncWorkerPool, EpisodeStatistics, ParallelVectorEnv, RestartPolicy, Stop, WorkerOptions
+from parenv import AsyncWorkerPool, ParallelVectorEnv, RestartPolicy, Stop, WorkerOptions
 from parenv.cli.main import main
 from parenv.process.fork_server import WORKER_VARIABLE
+from parenv.statistics import EpisodeStatistics
 
 SOON = RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3)
 

@@ -17,15 +17,8 @@ from inside import deaths_of, pid_of, workers_of
 from policies import zeros
 from sampling import one_in
 
-from parenv import (
-    AsyncWorkerPool,
-    ParenvError,
-    ProtocolError,
-    RestartPolicy,
-    WorkerDiedError,
-    WorkerOptions,
-    WorkerTimeoutError,
-)
+from parenv import AsyncWorkerPool, ParenvError, RestartPolicy, WorkerDiedError, WorkerOptions, WorkerTimeoutError
+from parenv.errors import ProtocolError
 from parenv.placement.local import LocalPlacement
 from parenv.protocol.frames import from_frames
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Layout, Message, Ready, Reply

@@ -47,8 +47,8 @@ for what in (
     lambda: parenv.WorkerOptions(step_workers=2),
     lambda: parenv.WorkerOptions(python="python3"),
     lambda: parenv.WorkerOptions(max_memory_bytes=1 << 30),
-    lambda: parenv.ParallelVectorEnv(
-        ["CartPole-v1"] * 2, num_workers=2, placement=parenv.RemotePlacement("tcp://127.0.0.1:1", key="k", hosts="h")
+    lambda: parenv.AsyncWorkerPool(
+        "CartPole-v1", lean, placement=parenv.hosts.RemotePlacement("tcp://127.0.0.1:1", key="k", hosts="h")
     ),
 ):
     try:

@@ -35,15 +35,14 @@ from scripted_agents import (
 from parenv import (
     AsyncWorkerPool,
     ConfigurationError,
-    ObservationError,
     Policy,
-    PolicyOutputError,
     Stop,
     TorchPolicy,
     WorkerOptions,
     load_checkpoint,
     save_checkpoint,
 )
+from parenv.errors import ObservationError, PolicyOutputError
 from parenv.policy.policy import Action
 from parenv.worker.writing import RolloutWriter
 

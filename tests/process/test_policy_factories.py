@@ -20,8 +20,6 @@ from scripted_agents import named_pool, opponents
 from parenv import (
     AsyncWorkerPool,
     ConfigurationError,
-    Member,
-    NotPicklableError,
     Policy,
     PolicyFactory,
     RestartPolicy,
@@ -34,7 +32,9 @@ from parenv import (
     load_checkpoint,
     save_checkpoint,
 )
+from parenv.errors import NotPicklableError
 from parenv.policy.policy import Action
+from parenv.population import Member
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 

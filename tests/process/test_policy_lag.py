@@ -10,7 +10,8 @@ from envs import ledgers, slow
 from policies import zeros
 from sampling import one_in
 
-from parenv import Action, AsyncWorkerPool, Policy, PolicyLagError, Stop
+from parenv import Action, AsyncWorkerPool, Policy, Stop
+from parenv.errors import PolicyLagError
 from parenv.testing import LedgerEnv, check_ledger
 
 

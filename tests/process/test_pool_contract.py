@@ -22,7 +22,6 @@ from parenv import (
     GradientOptions,
     Policy,
     PolicyFactory,
-    RestartLimitError,
     RestartPolicy,
     Stop,
     TorchPolicy,
@@ -30,6 +29,7 @@ from parenv import (
     WorkerTimeoutError,
     entry_point,
 )
+from parenv.errors import RestartLimitError
 from parenv.policy.policy import Action
 from parenv.testing import check_ledger
 

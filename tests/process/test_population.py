@@ -14,21 +14,9 @@ import torch
 from members import Short, after, first_turns, known_of, population, rows_of
 
 import parenv
-from parenv import (
-    ConfigurationError,
-    Fitness,
-    Generational,
-    Member,
-    ParenvError,
-    PoolClosedError,
-    Report,
-    RestartLimitError,
-    RestartPolicy,
-    Stop,
-    Tournament,
-    Uniform,
-    WorkerOptions,
-)
+from parenv import ConfigurationError, ParenvError, RestartPolicy, Stop, WorkerOptions
+from parenv.errors import PoolClosedError, RestartLimitError
+from parenv.population import Fitness, Generational, Member, Report, Tournament, Uniform
 
 EVOLVES = [Tournament(size=2, every=32, resample=0.2), Generational(every=32, fraction=0.34)]
 
@@ -497,7 +485,7 @@ def make_none(hyperparameters: dict[str, float]) -> Any:
         ({"env_fn": [Short, Short]}, "env_fn must be one factory, .* got a sequence of 2"),
         ({"env_fn": "NoSuchEnv-v0"}, "must be registered with Gymnasium"),
         ({"mode": "fast"}, "mode must be one of 'sync', 'async'"),
-        ({"fitness": {"episodes": 3}}, r"fitness must be parenv.Fitness\(episodes=3\)"),
+        ({"fitness": {"episodes": 3}}, r"fitness must be parenv.population.Fitness\(episodes=3\)"),
         (
             {"workers": WorkerOptions(device=("cpu", "cuda:99"))},
             "WorkerOptions.device must name a device .* got 'cuda:99'",
@@ -506,7 +494,7 @@ def make_none(hyperparameters: dict[str, float]) -> Any:
         ({"workers": WorkerOptions(step_workers=1)}, r"WorkerOptions\.step_workers needs a pool"),
         ({"workers": WorkerOptions(rollout_device="cuda")}, r"WorkerOptions\.rollout_device needs a pool"),
         ({"lineage": "/dev/null/lineage"}, "the folder of /dev/null/lineage cannot be made: File exists"),
-        ({"make_member": make_none}, "make_member must return a parenv.Member"),
+        ({"make_member": make_none}, "make_member must return a parenv.population.Member"),
     ],
 )
 def test_invalid_arguments_are_refused_before_training(given: dict[str, Any], message: str) -> None:

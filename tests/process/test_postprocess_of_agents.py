@@ -9,7 +9,8 @@ import pytest
 from sampling import one_in
 from scripted_agents import Scripted, ScriptedTurns, act, species
 
-from parenv import AsyncWorkerPool, Policy, PolicyOutputError, Stop
+from parenv import AsyncWorkerPool, Policy, Stop
+from parenv.errors import PolicyOutputError
 from parenv.policy.policy import Action
 
 

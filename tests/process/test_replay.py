@@ -16,7 +16,8 @@ import torch
 from inside import pid_of
 from sampling import one_in
 
-from parenv import AsyncWorkerPool, ConfigurationError, ReplayError, Stop, TorchPolicy, WorkerOptions
+from parenv import AsyncWorkerPool, ConfigurationError, Stop, TorchPolicy, WorkerOptions
+from parenv.errors import ReplayError
 from parenv.experience.rollout import Rollout
 from parenv.protocol.digests import rows_of
 

@@ -22,7 +22,6 @@ from parenv import (
     AsyncWorkerPool,
     ConfigurationError,
     GradientOptions,
-    PoolStatistics,
     RestartPolicy,
     Stop,
     WorkerDiedError,
@@ -30,6 +29,7 @@ from parenv import (
 )
 from parenv.bench import report
 from parenv.bench.timeline import UNRECORDED, Timeline, read_timeline
+from parenv.statistics import PoolStatistics
 from parenv.testing import LedgerEnv
 
 SOON = RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3)

@@ -21,7 +21,6 @@ from scripts import printed_by
 
 from parenv import (
     AsyncWorkerPool,
-    EpisodeStatistics,
     Policy,
     RestartPolicy,
     Stop,
@@ -34,6 +33,7 @@ from parenv.placement.base import Received
 from parenv.policy.policy import Action
 from parenv.process import launcher
 from parenv.protocol.messages import Commit
+from parenv.statistics import EpisodeStatistics
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.transport.zeromq import DriverSocket
 

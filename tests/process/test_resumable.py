@@ -28,7 +28,6 @@ from test_policies_by_name import scorer
 from parenv import (
     AsyncWorkerPool,
     ConfigurationError,
-    NotDataError,
     Policy,
     RestartPolicy,
     Stop,
@@ -38,6 +37,7 @@ from parenv import (
     load_checkpoint,
     resumable,
 )
+from parenv.errors import NotDataError
 from parenv.policy.policy import Action
 from parenv.pool.stream_counts import StreamCounts, StreamLog
 from parenv.records import noted_signals

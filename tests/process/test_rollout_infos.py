@@ -14,7 +14,8 @@ from envs import OwnVectorEnv
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from parenv import AsyncWorkerPool, ConfigurationError, ObservationError, Policy, Stop, TorchPolicy, WorkerOptions
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop, TorchPolicy, WorkerOptions
+from parenv.errors import ObservationError
 from parenv.policy.policy import Action
 
 N = 5

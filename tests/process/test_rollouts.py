@@ -15,7 +15,8 @@ import torch
 from envs import Acting, ledgers
 from policies import zeros
 
-from parenv import AsyncWorkerPool, Policy, PoolClosedError, Rollout, Stop, TorchPolicy, WorkerOptions
+from parenv import AsyncWorkerPool, Policy, Rollout, Stop, TorchPolicy, WorkerOptions
+from parenv.errors import PoolClosedError
 from parenv.policy.policy import Action
 from parenv.testing import check_ledger
 from parenv.transport.waiting import Waiting

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, SaveBest, Stop, load_checkpoint, save_checkpoint
+from parenv import AsyncWorkerPool, ConfigurationError, SaveBest, Stop, load_checkpoint, save_checkpoint
+from parenv.errors import NotDataError
 from parenv.records.save_best import lower_bound
 
 PATIENCE_S = 120.0

@@ -30,8 +30,9 @@ from stable_baselines3.common.vec_env import (
 )
 from videos import keep_frames, videos_in
 
-from parenv import ConfigurationError, NotDataError
+from parenv import ConfigurationError
 from parenv.adapters.sb3 import ParallelVecEnv
+from parenv.errors import NotDataError
 
 N, SEED = 3, 5
 WORKERS = [0, 2]

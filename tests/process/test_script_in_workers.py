@@ -23,7 +23,8 @@ from inside import pid_of
 from policies import zeros
 from scripts import printed_by
 
-from parenv import AsyncWorkerPool, NotPicklableError, ParallelVectorEnv, WorkerOptions, evaluate
+from parenv import AsyncWorkerPool, ParallelVectorEnv, WorkerOptions, evaluate
+from parenv.errors import NotPicklableError
 from parenv.worker.log_records import MAX_RECORDS
 
 pytestmark = pytest.mark.timeout(200)

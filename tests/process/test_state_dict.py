@@ -16,15 +16,8 @@ from inside import pid_of
 from policies import zeros
 from pool_places import Place, places
 
-from parenv import (
-    AsyncWorkerPool,
-    ConfigurationError,
-    NotDataError,
-    Policy,
-    TorchPolicy,
-    load_checkpoint,
-    save_checkpoint,
-)
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, TorchPolicy, load_checkpoint, save_checkpoint
+from parenv.errors import NotDataError
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
 

@@ -45,14 +45,8 @@ from placements import ELSEWHERE, IN_PROCESS, Place, can, named
 from sampling import one_in
 
 import parenv
-from parenv import (
-    ConfigurationError,
-    NotDataError,
-    ObservationError,
-    ParallelVectorEnv,
-    SubEnvironmentError,
-    WorkerDiedError,
-)
+from parenv import ConfigurationError, ParallelVectorEnv, SubEnvironmentError, WorkerDiedError
+from parenv.errors import NotDataError, ObservationError
 from parenv.testing.ledger import ledger_reward
 
 pytestmark = pytest.mark.timeout(300)

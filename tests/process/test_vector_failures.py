@@ -24,16 +24,14 @@ from inside import generation_of, kill, workers_of
 
 from parenv import (
     ParallelVectorEnv,
-    RestartLimitError,
     RestartPolicy,
     SubEnvironmentError,
     WorkerDiedError,
     WorkerError,
-    WorkerMemoryError,
     WorkerOptions,
     WorkerTimeoutError,
 )
-from parenv.errors import during
+from parenv.errors import RestartLimitError, WorkerMemoryError, during
 from parenv.process import launcher
 from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward

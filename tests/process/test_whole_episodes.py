@@ -20,16 +20,8 @@ from inside import kill
 from policies import Counter, zeros
 from sampling import one_in
 
-from parenv import (
-    AsyncWorkerPool,
-    ConfigurationError,
-    Policy,
-    PolicyLagError,
-    RestartPolicy,
-    Stop,
-    TorchPolicy,
-    WorkerOptions,
-)
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, RestartPolicy, Stop, TorchPolicy, WorkerOptions
+from parenv.errors import PolicyLagError
 from parenv.policy.policy import Action
 from parenv.pool.episode_queue import EpisodeParts
 from parenv.testing import LedgerEnv, check_ledger

@@ -18,7 +18,6 @@ from parenv import (
     ConfigurationError,
     ParallelVectorEnv,
     Policy,
-    PolicyOutputError,
     RestartPolicy,
     SaveBest,
     SubEnvironmentError,
@@ -26,6 +25,7 @@ from parenv import (
     WorkerOptions,
     WorkerTimeoutError,
 )
+from parenv.errors import PolicyOutputError
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv
 

@@ -24,14 +24,13 @@ import pytest
 from parenv import (
     AsyncWorkerPool,
     ConfigurationError,
-    ObservationError,
     ParallelVectorEnv,
-    RestartLimitError,
     RestartPolicy,
     WorkerOptions,
     WorkerTimeoutError,
     entry_point,
 )
+from parenv.errors import ObservationError, RestartLimitError
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warnings_are_expected")]
 PRODUCTS = ["pool", "vector env"]

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from parenv import RemotePlacement
+from parenv.hosts import RemotePlacement
 from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, SlotSpec, leaves_as_data, slot_layout
 from parenv.memory.maps import SlotMap, StepBufferMap
 from parenv.memory.shared import SharedMemory

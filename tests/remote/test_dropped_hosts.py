@@ -44,17 +44,10 @@ from gymnasium import spaces
 from inside import workers_of
 from policies import zeros
 
-from parenv import (
-    AsyncWorkerPool,
-    HostLostError,
-    ParallelVectorEnv,
-    RemotePlacement,
-    Stop,
-    WorkerOptions,
-    WorkerTimeoutError,
-)
+from parenv import AsyncWorkerPool, ParallelVectorEnv, Stop, WorkerOptions, WorkerTimeoutError
 from parenv.crew import watch
 from parenv.errors import ProtocolError
+from parenv.hosts import HostLostError, RemotePlacement
 from parenv.memory.spaces import describe
 from parenv.memory.status_slot import code
 from parenv.placement.base import Ended, Received

@@ -18,7 +18,9 @@ from inside import generation_of, workers_of
 from policies import zeros
 from sampling import one_in
 
-from parenv import AsyncWorkerPool, HostLostError, RestartLimitError, Stop, WorkerOptions, WorkerTimeoutError
+from parenv import AsyncWorkerPool, Stop, WorkerOptions, WorkerTimeoutError
+from parenv.errors import RestartLimitError
+from parenv.hosts import HostLostError
 from parenv.testing import LedgerEnv
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
@@ -207,7 +209,7 @@ def test_hosts_may_come_before_the_driver_and_after(hosts: Any) -> None:
 
 DRIVER = """
 import sys, numpy as np, parenv
-placement = parenv.RemotePlacement(sys.argv[1], sys.argv[2] + "/driver.key", sys.argv[2] + "/hosts.pub")
+placement = parenv.hosts.RemotePlacement(sys.argv[1], sys.argv[2] + "/driver.key", sys.argv[2] + "/hosts.pub")
 pool = parenv.AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=2, placement=placement)
 for rollout in pool.rollouts():
     print(pool.statistics().workers_alive, flush=True)

@@ -9,18 +9,10 @@ import numpy as np
 import pytest
 from members import after, first_turns, known_of, learn, population
 
-from parenv import (
-    ConfigurationError,
-    Fitness,
-    Generational,
-    Member,
-    NotDataError,
-    RayPlacement,
-    RestartPolicy,
-    Stop,
-    Tournament,
-    WorkerOptions,
-)
+from parenv import ConfigurationError, RestartPolicy, Stop, WorkerOptions
+from parenv.errors import NotDataError
+from parenv.hosts import RayPlacement
+from parenv.population import Fitness, Generational, Member, Tournament
 
 EVOLVES = [Generational(every=32, fraction=0.34), Tournament(size=2, every=32, resample=0.2)]
 

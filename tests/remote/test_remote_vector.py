@@ -29,7 +29,8 @@ from without_torch import WithoutElements
 from worker_hosts import NearHosts
 
 import parenv
-from parenv import ConfigurationError, HostLostError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
+from parenv import ConfigurationError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
+from parenv.hosts import HostLostError
 from parenv.testing import LedgerEnv
 
 MODES = list(AutoresetMode)

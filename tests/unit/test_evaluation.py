@@ -18,21 +18,15 @@ from nets import Wrapped
 from scipy import stats
 from scripts import printed_by
 
-from parenv import (
-    ConfigurationError,
-    EpisodeStatistics,
-    EvaluatedEpisode,
-    EvaluationReport,
-    EvaluationResult,
-    ParenvError,
-    save_checkpoint,
-)
+from parenv import ConfigurationError, ParenvError, save_checkpoint
 from parenv.envs.seeding import task_episode_seed
+from parenv.evaluation import EvaluatedEpisode, EvaluationReport, EvaluationResult
 from parenv.evaluation.identity import identity_of
 from parenv.evaluation.policies import loaded
 from parenv.evaluation.progress import ProgressLine
 from parenv.evaluation.results import ResultsFile, read
 from parenv.experience.episode_figures import student_t
+from parenv.statistics import EpisodeStatistics
 
 ABOUT = {"policy": "0123", "tasks": {"a": "4567"}, "seed": 0}
 SCALE = 3

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from parenv import Member
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.status_slot import header_bytes
+from parenv.population import Member
 from parenv.worker.member import restore, state_of
 
 WIDTH = 700

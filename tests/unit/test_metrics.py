@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from parenv import EpisodeStatistics, EvaluationResult, PoolStatistics, PopulationStatistics, VectorStatistics
+from parenv.evaluation import EvaluationResult
 from parenv.experience.metrics import EVALUATION, POOL, POPULATION, TASK, VECTOR_ENV, Metric
+from parenv.statistics import EpisodeStatistics, PoolStatistics, PopulationStatistics, VectorStatistics
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULT = EvaluationResult(3, 640, EpisodeStatistics.of([9.0, 11.0], [9, 11], [0.1, 0.2], [0, 1]))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from parenv import PoolBusyError, PoolClosedError
 from parenv.crew.one_thread import OneThread
+from parenv.errors import PoolBusyError, PoolClosedError
 from parenv.process.forks import Owner
 
 

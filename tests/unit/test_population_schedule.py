@@ -15,19 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parenv import (
-    ConfigurationError,
-    Generational,
-    LogUniform,
-    Member,
-    NotDataError,
-    ProtocolError,
-    Report,
-    Tournament,
-    Uniform,
-)
+from parenv import ConfigurationError
+from parenv.errors import NotDataError, ProtocolError
 from parenv.memory.member_places import ROOM, MemberPlaces
 from parenv.memory.shared import SharedMemory
+from parenv.population import Generational, LogUniform, Member, Report, Tournament, Uniform
 from parenv.population.lineage import Lineage
 from parenv.population.schedule import MAX_LOST, NOWHERE, Copied, Outcome, Schedule
 from parenv.population.selection import check_values, checked_ranges
@@ -362,7 +354,11 @@ def test_changed_hyperparameters_override_the_state_of_the_optimizer(places: Mem
         (lambda: Member(3), ConfigurationError, "policy must be a Policy, a torch.nn.Module or a callable"),
         (lambda: Member(len, policy_=1, number=1), ConfigurationError, "cannot be named 'number'"),
         (lambda: Member(len, _x=1), ConfigurationError, "cannot be named '_x'"),
-        (lambda: made(lambda h: Net(), 0, {}), ConfigurationError, "make_member must return a parenv.Member"),
+        (
+            lambda: made(lambda h: Net(), 0, {}),
+            ConfigurationError,
+            "make_member must return a parenv.population.Member",
+        ),
         (lambda: state_of(Member(len, env=Simulation)), NotDataError, "env of a member is a builtins.type"),
         (
             lambda: Member(len, a=1, b=2).optimizer,

@@ -17,7 +17,8 @@ from policies import zeros
 from ray_cluster import RayCluster
 from scripted_agents import Ledger, act, delivered, plain_loop, scripted, species
 
-from parenv import AsyncWorkerPool, RayPlacement, Stop, WorkerOptions, WorkerTimeoutError
+from parenv import AsyncWorkerPool, Stop, WorkerOptions, WorkerTimeoutError
+from parenv.hosts import RayPlacement
 from parenv.testing import check_ledger
 
 # Slow on a busy machine: Ray detects a lost node only after several seconds, and each of its processes imports Ray.

@@ -1,0 +1,7 @@
+"""Results of ``statistics()``, ``episodes`` and ``failures`` of pools, vector envs and populations."""
+
+from parenv.experience.episodes import EpisodeStatistics as EpisodeStatistics
+from parenv.experience.failures import EnvFailures as EnvFailures
+from parenv.pool.statistics import PoolStatistics as PoolStatistics
+from parenv.population.schedule import PopulationStatistics as PopulationStatistics
+from parenv.vector.backend import VectorStatistics as VectorStatistics
