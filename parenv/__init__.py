@@ -92,11 +92,11 @@ _MODULES = [
 _MOVED = {
     "checkpoints": "ResumableRun",
     "errors": (
-        "GradientError NotDataError NotPicklableError ObservationError PolicyLagError PolicyOutputError PoolBusyError "
-        "PoolClosedError ProtocolError ReplayError RestartLimitError WorkerMemoryError"
+        "GradientError HostLostError NotDataError NotPicklableError ObservationError PolicyLagError PolicyOutputError "
+        "PoolBusyError PoolClosedError ProtocolError ReplayError RestartLimitError WorkerMemoryError"
     ),
     "evaluation": "EvaluatedEpisode EvaluationReport EvaluationResult PendingEvaluation",
-    "hosts": "HostLostError RayPlacement RemotePlacement",
+    "hosts": "RayPlacement RemotePlacement",
     "population": "Fitness Generational LogUniform Member Report Tournament Uniform",
     "rollouts": "AgentEpisodes AgentRollout EpisodesByPolicy RolloutsByPolicy",
     "statistics": "EnvFailures EpisodeStatistics PoolStatistics PopulationStatistics VectorStatistics",

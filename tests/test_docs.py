@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import json
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -219,11 +220,12 @@ def test_every_block_of_the_tutorial_runs_alone_and_prints_lines_as_its_output(s
 def test_every_public_class_has_an_example_that_runs() -> None:
     modules = [parenv, parenv.learning, parenv.returns, parenv.progress, parenv.testing, parenv.adapters.sb3]
     modules.append(parenv.exporting)
+    names = [f"{module.__name__}.{name}" for module in modules for name in getattr(module, "__all__", vars(module))]
+    names += [f"parenv.{place}" for place in moved()]
     classes = {
         found
-        for module in modules
-        for name in getattr(module, "__all__", vars(module))
-        if inspect.isclass(found := getattr(module, name)) and not name.startswith("_")
+        for name in names
+        if inspect.isclass(found := pkgutil.resolve_name(name)) and not name.rpartition(".")[2].startswith("_")
         if found.__module__.startswith("parenv")
     }
     assert len(classes) > 40
@@ -237,10 +239,16 @@ def test_every_public_name_is_in_the_reference() -> None:
     text = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
     named = set(re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE))
     public = {f"parenv.{name}" for name in parenv.__all__}
+    public |= {f"parenv.{place}" for place in moved()}
     public |= {f"parenv.{module}.{name}" for module in ("learning", "testing") for name in _public(module)}
     public |= {f"parenv.{module}.{name}" for module in ("returns", "progress") for name in _defined_in(module)}
     assert public - named == set()
     assert {name for name in named if not _needs_a_missing_library(name) and not _exists(name)} == set()
+
+
+def moved() -> list[str]:
+    """Return the public places of the names that left the top level."""
+    return [f"{module}.{name}" for name, module in parenv._MOVED_TO.items()]
 
 
 def _needs_a_missing_library(name: str) -> bool:

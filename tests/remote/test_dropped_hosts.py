@@ -46,8 +46,8 @@ from policies import zeros
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, Stop, WorkerOptions, WorkerTimeoutError
 from parenv.crew import watch
-from parenv.errors import ProtocolError
-from parenv.hosts import HostLostError, RemotePlacement
+from parenv.errors import HostLostError, ProtocolError
+from parenv.hosts import RemotePlacement
 from parenv.memory.spaces import describe
 from parenv.memory.status_slot import code
 from parenv.placement.base import Ended, Received

@@ -19,8 +19,7 @@ from policies import zeros
 from sampling import one_in
 
 from parenv import AsyncWorkerPool, Stop, WorkerOptions, WorkerTimeoutError
-from parenv.errors import RestartLimitError
-from parenv.hosts import HostLostError
+from parenv.errors import HostLostError, RestartLimitError
 from parenv.testing import LedgerEnv
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")

@@ -30,7 +30,7 @@ from worker_hosts import NearHosts
 
 import parenv
 from parenv import ConfigurationError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
-from parenv.hosts import HostLostError
+from parenv.errors import HostLostError
 from parenv.testing import LedgerEnv
 
 MODES = list(AutoresetMode)

@@ -6,10 +6,9 @@ import pytest
 
 from parenv import SubEnvironmentError, WorkerDiedError, WorkerTimeoutError
 from parenv.crew.failures import ended_by, failure_of_worker
-from parenv.errors import ProtocolError, WorkerMemoryError
+from parenv.errors import HostLostError, ProtocolError, WorkerMemoryError
 from parenv.experience.endings import ENDINGS, LOST
 from parenv.experience.failures import MAX_ERROR, MAX_TRACEBACK, MOST_TEXTS, Failure, FailureLog
-from parenv.hosts import HostLostError
 
 
 def test_endings_are_those_of_environments_and_those_of_lost_episodes() -> None:

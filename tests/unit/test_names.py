@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import re
 from itertools import groupby
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from scripts import printed_by
+
+import parenv
 
 ROOT = Path(__file__).parents[2]
 TEXT = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -47,3 +51,28 @@ def test_modules_that_do_not_need_torch_do_not_import_it() -> None:
 def test_missing_names_are_errors_and_lazy_modules_are_listed() -> None:
     script = "import parenv\nassert 'learning' in dir(parenv)\nfor package in (parenv, parenv.adapters, parenv.cli):\n"
     printed_by(script + "    assert not hasattr(package, 'nonsense')\n")
+
+
+def test_names_that_left_the_top_level_work_and_warn() -> None:
+    for name, module in parenv._MOVED_TO.items():
+        assert name not in parenv.__all__
+        with pytest.warns(DeprecationWarning, match=f"^parenv.{name} is parenv.{module}.{name} now$"):
+            found = getattr(parenv, name)
+        assert found is getattr(importlib.import_module(f"parenv.{module}"), name)
+
+
+def test_type_checkers_and_the_running_package_find_the_same_names() -> None:
+    tree = ast.parse((ROOT / "parenv" / "__init__.py").read_text())
+    (for_types,) = (
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    names = {alias.asname for node in for_types.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert names == {*parenv.__all__, *parenv._MODULES}
+
+
+def test_import_parenv_loads_no_other_library() -> None:
+    script = "import sys, parenv\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    assert not {"gymnasium", "numpy", "torch", "zmq"} & set(printed_by(script).split())
+    script = "import sys\nfrom parenv import AsyncWorkerPool, ParallelVectorEnv\nprint(*sys.modules)"
+    loaded = set(printed_by(script).split())
+    assert not {"torch", "zmq", "parenv.population", "parenv.evaluation", "parenv.remote"} & loaded
