@@ -54,6 +54,8 @@ PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals by which schedulers announce that they will stop a job."""
 _CHUNK = 1 << 20
 _PIPE_BYTES = 1 << 16
+# The path of a socket has at most 103 bytes on macOS, and temporary folders of jobs may be longer.
+_MAX_FOLDER_BYTES = 103 - len("/1234567890")
 
 
 # Memory
@@ -116,7 +118,9 @@ def address_folder() -> str:
 
     :func:`make_address_folder` makes it. The fork server removes it when the main process has ended.
     """
-    return f"{tempfile.gettempdir()}/parenv-{secrets.token_hex(8)}"
+    name = f"parenv-{secrets.token_hex(8)}"
+    folder = f"{tempfile.gettempdir()}/{name}"
+    return folder if len(os.fsencode(folder)) <= _MAX_FOLDER_BYTES else f"/tmp/{name}"
 
 
 def make_address_folder(folder: str) -> None:

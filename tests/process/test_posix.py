@@ -95,3 +95,12 @@ def test_a_finished_script_leaves_no_folder() -> None:
     folder = printed_by(WAITING.replace("time.sleep(1000)", ""), PARENV_PLATFORM="posix").split()[0]
     assert Path(folder).parent == Path(tempfile.gettempdir())
     assert not Path(folder).exists()
+
+
+def test_addresses_are_short_if_the_temporary_folder_has_a_long_path(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    script = WAITING.replace("time.sleep(1000)", "")
+    folder = printed_by(script, PARENV_PLATFORM="posix", TMPDIR=str(long)).split()[0]
+    assert Path(folder).parent == Path("/tmp")
+    assert not Path(folder).exists()
