@@ -100,8 +100,7 @@ class Crash:
     def _note_synced(self, descriptor: int) -> None:
         found = os.fstat(descriptor)
         self._synced_sizes[found.st_ino] = found.st_size
-        folder = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        self._replaced = [one for one in self._replaced if one[0].parent != folder]
+        self._replaced = [one for one in self._replaced if not os.path.samestat(one[0].parent.stat(), found)]
 
     def _note_replaced(self, path: Path) -> None:
         before = None

@@ -166,7 +166,7 @@ from parenv.platform import system
 from parenv.transport.zeromq import DriverSocket, WorkerSocket
 socket, folder = DriverSocket(), system.address_folder()
 system.make_address_folder(folder)
-before = len(os.listdir("/proc/self/fd"))
+before = len(os.listdir("/dev/fd"))
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
 descriptor = socket.open(0, 0, folder)
