@@ -135,7 +135,12 @@ def listen(folder: str) -> tuple[socket.socket, str]:
     """Return a listening socket in a folder of :func:`address_folder`, and its address for ZeroMQ."""
     listening, path = socket.socket(socket.AF_UNIX), f"{folder}/{next(_addresses)}"
     try:
-        listening.bind(path)
+        try:
+            listening.bind(path)
+        except FileNotFoundError:
+            # Systems remove folders from the temporary folder that have not been used for days: macOS after three.
+            make_address_folder(folder)
+            listening.bind(path)
     except BaseException:
         listening.close()
         raise
@@ -236,10 +241,12 @@ def variables_of(pid: int) -> list[bytes]:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process is known to be stopped or to have ended."""
+    if pid <= 0:
+        return False  # The process id is unknown yet. A signal to such a number would go to several processes.
     try:
         os.kill(pid, 0)
     except OSError:
-        return pid > 0
+        return True
     return False
 
 

@@ -30,14 +30,18 @@ with parenv.AsyncWorkerPool(
     print(*sorted(float(rollout.observations.sum()).hex() for rollout, _ in zip(pool.rollouts(), range(6))))
 """
 RESTARTED = """
-import os, signal, numpy as np, parenv
+import os, shutil, signal, sys, numpy as np, parenv
+from parenv.process import launcher
 with parenv.AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=2, rollout_length=8) as pool:
     rollouts = pool.rollouts()
     next(rollouts)
+    (fork_server,) = launcher._fork_servers.values()
+    if "without its folder" in sys.argv:
+        shutil.rmtree(fork_server.folder)
     os.kill(pool._session.workers.pid(1), signal.SIGKILL)
     while pool.statistics().worker_restarts < 1:
         next(rollouts)
-    print({next(rollouts).worker for _ in range(100)} == {0, 1})
+    print({next(rollouts).worker for _ in range(100)} == {0, 1}, oct(os.stat(fork_server.folder).st_mode))
 """
 WAITING = """
 import os, sys, time, parenv
@@ -61,8 +65,9 @@ def test_results_are_the_same_as_on_linux(start_method: str) -> None:
     assert of_linux == of_posix
 
 
-def test_a_killed_worker_is_restarted() -> None:
-    assert "True" in printed_by(RESTARTED, PARENV_PLATFORM="posix")
+@pytest.mark.parametrize("how", ["as usual", "without its folder"])
+def test_a_killed_worker_is_restarted(how: str) -> None:
+    assert printed_by(RESTARTED, how, PARENV_PLATFORM="posix") == "True 0o40700\n"
 
 
 @pytest.mark.parametrize("victims", ["main process", "fork server", "both", "main process, fork server stopped"])
