@@ -98,16 +98,11 @@ class WorkerOptions:
         device: Torch device on which a worker acts, computes gradients and trains its members. Workers take the
             devices of a tuple such as ``("cuda:0", "cuda:1")`` in turn. Default: ``"cpu"``, which also hides GPUs from
             workers.
-        rollout_device: CUDA device of rollouts, such as the learner's (pools only). Default: ``None``, shared memory of
-            the host. Rollouts on a device consist of tensors. A worker on a GPU writes observations, actions and
-            extras there directly; the other fields are copied on arrival.
         threads: Number of intra-op threads per worker (OpenMP, BLAS, torch), set before any import. Default: 1.
-        environment: Environment variables of workers, set before any import. Default: none.
-        preload: Names of modules that are imported once for all workers. They should be slow to import and must not
-            start threads. Default: none.
-        start_method: ``"fork"`` forks workers within milliseconds from a small process that has imported their modules.
-            ``"spawn"`` starts a new interpreter for each worker, without ``preload``. Use it for libraries that must
-            not be forked after their import, such as JAX. Default: ``"fork"``, and ``"spawn"`` on macOS.
+        step_threads: Number of threads in which a worker steps and resets its sub-environments (pools only). Threads
+            help sub-environments that wait, for a socket or a clock, and that share no state. They do not help
+            computation in Python. Rollouts do not depend on the number. Sub-environments are made, and called by
+            ``call``, in the main thread. Recycled ones are made in their thread. Default: 1.
         step_workers: Number of processes that step the sub-environments of each worker (pools only). The worker acts
             for all of them, in two alternating halves (double buffering). Centralized inference is worth it if one
             large batch is cheaper than a small batch per worker, as on a GPU. ``num_workers`` is then 1 by default.
@@ -117,11 +112,12 @@ class WorkerOptions:
             and other settings of the script apply without it. Default: ``None``.
         cleanup_fn: Function that each worker calls as ``cleanup_fn(worker)`` after it has closed its sub-environments.
             Default: ``None``.
-        restart: Policy for workers that die or hang. Default: ``RestartPolicy()``. With ``None``, such a worker ends
-            the pool. A vector env uses it only with ``on_worker_death="restart"``.
+        environment: Environment variables of workers, set before any import. Default: none.
         on_env_error: Reaction to an exception of a sub-environment after the start (pools only). ``"raise"`` (default)
             closes the pool and raises the exception. ``"restart_env"`` replaces the sub-environment and truncates its
             episode, as often as ``restart`` allows. ``"restart_worker"`` restarts the worker.
+        restart: Policy for workers that die or hang. Default: ``RestartPolicy()``. With ``None``, such a worker ends
+            the pool. A vector env uses it only with ``on_worker_death="restart"``.
         step_timeout_s: Time limit in seconds for an env step, for acting, for ``postprocess``, for ``loss_fn`` and for
             a call. A worker that exceeds it counts as hung. Default: 600. ``None`` sets no limit.
         reset_timeout_s: Time limit in seconds for a reset, and for a new environment after the start. Default: 600.
@@ -130,14 +126,6 @@ class WorkerOptions:
         close_timeout_s: Time limit in seconds for the end of a worker. A slower worker is killed. Default: 5.
         max_memory_bytes: Maximum number of bytes that a worker allocates beyond those of its start. A worker that
             reaches it and dies raises :class:`~parenv.errors.WorkerMemoryError`. Default: ``None``, no limit.
-        strict_dtype: Whether to refuse observations and actions in another dtype of the same kind. Default: ``False``,
-            they are cast.
-        check_finite: Whether to refuse NaN and infinity in observations and actions. The error contains the
-            sub-environment and the step. Default: ``False``.
-        step_threads: Number of threads in which a worker steps and resets its sub-environments (pools only). Threads
-            help sub-environments that wait, for a socket or a clock, and that share no state. They do not help
-            computation in Python. Rollouts do not depend on the number. Sub-environments are made, and called by
-            ``call``, in the main thread. Recycled ones are made in their thread. Default: 1.
         recycle_episodes: Number of episodes after which a sub-environment is closed and made again, between two
             episodes. It helps simulators that leak memory. No transition is lost. Seeds that are given to resets stay
             the same. Without such seeds, the first reset of the new environment gets a seed that follows from the first
@@ -147,6 +135,18 @@ class WorkerOptions:
             its arguments, such as that of a container. Each worker starts one such process, or one for each of its
             ``step_threads``. Environments must be named by :func:`parenv.entry_point` or an env id. Default: ``None``,
             the interpreter of the worker.
+        preload: Names of modules that are imported once for all workers. They should be slow to import and must not
+            start threads. Default: none.
+        start_method: ``"fork"`` forks workers within milliseconds from a small process that has imported their modules.
+            ``"spawn"`` starts a new interpreter for each worker, without ``preload``. Use it for libraries that must
+            not be forked after their import, such as JAX. Default: ``"fork"``, and ``"spawn"`` on macOS.
+        check_finite: Whether to refuse NaN and infinity in observations and actions. The error contains the
+            sub-environment and the step. Default: ``False``.
+        strict_dtype: Whether to refuse observations and actions in another dtype of the same kind. Default: ``False``,
+            they are cast.
+        rollout_device: CUDA device of rollouts, such as the learner's (pools only). Default: ``None``, shared memory of
+            the host. Rollouts on a device consist of tensors. A worker on a GPU writes observations, actions and
+            extras there directly; the other fields are copied on arrival.
 
     >>> options = WorkerOptions(threads=2, step_timeout_s=30.0, on_env_error="restart_env", preload=("numpy.linalg",))
     >>> options.reset_timeout_s
