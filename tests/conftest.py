@@ -129,17 +129,21 @@ def _descriptors() -> dict[str, str]:
     found = {}
     for fd in set(map(int, os.listdir("/dev/fd"))) - may_stay:
         with contextlib.suppress(OSError):
-            if kind := _kind_of(os.fstat(fd)):
-                found[str(fd)] = kind
+            if target := _target_of(fd):
+                found[str(fd)] = target
     return found
 
 
-def _kind_of(status: os.stat_result) -> str:
-    """Return what a descriptor is, or an empty text for files with a name and for devices."""
-    kind = stat.S_IFMT(status.st_mode)
-    if kind == stat.S_IFREG:
-        return "" if status.st_nlink else f"file without a name of {status.st_size} bytes"
-    return {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", 0: "eventfd or another descriptor of Linux"}.get(kind, "")
+def _target_of(fd: int) -> str:
+    """Return what a descriptor refers to, or an empty text for files of other libraries and for devices."""
+    if os.path.exists("/proc/self/fd"):
+        target = os.readlink(f"/proc/self/fd/{fd}")
+        # Linux shows a file that never had a name by its number, and names that were removed as they were.
+        return (
+            target if "/#" in target or target.startswith(("/memfd", "socket", "pipe", "anon_inode:[eventfd")) else ""
+        )
+    mode = os.fstat(fd).st_mode
+    return "socket" if stat.S_ISSOCK(mode) else "pipe" if stat.S_ISFIFO(mode) else ""
 
 
 @pytest.fixture
