@@ -15,6 +15,7 @@ Feature = Literal[
     "objects",
     "episode seeds",
     "another interpreter",
+    "threads",
 ]
 _REFUSED: dict[Feature, tuple[str, str]] = {
     "whole episodes": (
@@ -31,6 +32,10 @@ _REFUSED: dict[Feature, tuple[str, str]] = {
     "another interpreter": (
         "WorkerOptions(python=...)",
         "because other interpreters have environments of one agent only. Leave it out.",
+    ),
+    "threads": (
+        "WorkerOptions(step_threads=...)",
+        "because a worker steps environments of agents in turn. Leave it out, and use more workers.",
     ),
     "vector env": ("a vector env", "Give factories of single environments, of one or several agents."),
     "objects": ("values without a fixed size", "Pad them to arrays in the environment."),

@@ -192,6 +192,8 @@ def _check_workers(given: PoolArguments, options: WorkerOptions) -> None:
         )
     if options.python is not None and given.is_named:
         refuse("another interpreter")
+    if given.is_named and options.step_threads > 1:
+        refuse("threads")
     if given.num_workers == 0 and options.on_env_error == "restart_worker":
         raise ConfigurationError(
             'on_env_error="restart_worker" needs worker processes, got num_workers=0. Use "restart_env".'

@@ -629,6 +629,11 @@ def test_tensors_of_a_device_have_the_values_and_transitions_of_the_arrays(kind:
             {"policy_of": species, "spaces": "make"},
             "spaces= cannot be used with named policies, because workers report .* Leave it out",
         ),
+        (
+            TWO,
+            {"policy_of": species, "workers": WorkerOptions(step_threads=2)},
+            r"WorkerOptions\(step_threads=...\) cannot be used with named policies, because .* Leave it out",
+        ),
     ],
 )
 def test_bad_policies_are_errors_before_a_process_starts(policies: Any, how: Any, message: str) -> None:
