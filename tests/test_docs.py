@@ -82,7 +82,7 @@ SEARCHED = {
     "dict observations": "guides/dict-observations",
     "progress bar": "guides/log-metrics",
     "logging": "guides/log-metrics",
-    "num_workers": "reference/products",
+    "num_workers": "developer/products",
     "one world per process": "guides/vector-env",
 }
 """Words that users search for, and the page with a heading that contains them."""
@@ -300,11 +300,13 @@ def test_the_page_on_the_command_line_has_the_options_of_the_parser(monkeypatch:
         assert f"<!-- {name} -->" in page, name
 
 
-def test_the_page_on_products_has_the_options_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_options_by_product_policy_and_system_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS))
     tables = importlib.import_module("product_tables")
-    page = (DOCS / "reference" / "products.md").read_text()
-    assert tables.filled(page) == page, "run python docs/product_tables.py to update the page"
+    for page in tables.PAGES:
+        text = page.read_text()
+        assert "<!-- end of " in text, page
+        assert tables.filled(text) == text, "run python docs/product_tables.py to update the page"
 
 
 def test_the_table_of_errors_has_every_error() -> None:
