@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import active_children, resource_tracker
 from typing import Any
 
 import pytest
@@ -114,6 +114,8 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list[str]:
+    # Only this call forgets children of multiprocessing that have ended. It keeps their pipes until then.
+    active_children()
     descriptors = [f"descriptor {fd} -> {to}" for fd, to in _descriptors().items() if fd not in before]
     begun = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in threads]
     return processes_left() + descriptors + begun
