@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -485,8 +485,10 @@ def ratio(typical: Callable[[Sequence[float]], float], rates: Mapping[bool, Sequ
 def owned_now() -> set[str]:
     """Return child processes, open descriptors and this user's entries of /dev/shm, without fork servers."""
     servers = {server._process.pid: server for server in launcher._fork_servers.values()}
-    children = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)} - {
-        f"process {pid}" for pid in servers
+    children = {
+        f"process {child.pid}"
+        for child in psutil.Process().children(recursive=True)
+        if child.pid not in servers and not guards_a_server(child, servers)
     }
     shared = {str(path) for path in Path("/dev/shm").iterdir() if path.owner() == psutil.Process().username()}
     return (
@@ -494,6 +496,14 @@ def owned_now() -> set[str]:
         | shared
         | descriptors({str(end.socket.fileno()) for server in servers.values() for end in server._ends})
     )
+
+
+def guards_a_server(process: psutil.Process, servers: Collection[int]) -> bool:
+    """Return whether a process is the guard that a fork server has on systems other than Linux."""
+    try:
+        return process.ppid() in servers and any(word.endswith("platform/guard.py") for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def descriptors(excluded: set[str]) -> set[str]:
