@@ -27,6 +27,7 @@ CANNOT: dict[str, dict[str, str]] = {
     "processes": {IN_PROCESS: "the only process is the one that runs the test"},
     "loading": {IN_PROCESS: "the process that publishes a policy acts with it, and loads none"},
     "agents": {
+        THREADS: "named policies refuse threads",
         STEP_WORKERS: "the vector env of a worker has single agents only",
         ELSEWHERE: "named policies refuse another interpreter",
     },
