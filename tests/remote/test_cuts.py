@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from audits import Audit
 from envs import ledgers
 from inside import generation_of, workers_of
+from namespaces import DRIVER_ADDRESS, namespaces
 from network import Network, why_not
 from policies import zeros
 from sampling import one_in
@@ -81,13 +79,8 @@ class Cable:
 
 @contextmanager
 def cable(count: int = 1) -> Iterator[Cable]:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    try:
-        lab = importlib.import_module("lib.hosts")
-    finally:
-        sys.path.pop(0)
-    with lab.namespaces(count) as names:
-        yield Cable(names, lab.DRIVER_ADDRESS)
+    with namespaces(count) as names:
+        yield Cable(names, DRIVER_ADDRESS)
 
 
 @contextmanager
