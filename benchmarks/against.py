@@ -10,7 +10,7 @@ python benchmarks/against.py OLD_CHECKOUT [--new CHECKOUT] [--rounds 5] [--pairs
 python benchmarks/against.py . --posix
 
 The second command compares the layer for any POSIX system with the layer of Linux in this checkout, where workers are
-processes. It is the only one that writes a file.
+processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ import numpy as np
 import psutil
 import torch
 from lib.checkouts import Server
-from lib.common import save
 
 HERE = Path(__file__).parents[1]
 SLICE_S, WARM_UP_SLICES = 0.08, 5
@@ -163,14 +162,13 @@ def ratios(old: Side, new: Side, case: str, pairs: int) -> list[list[float]]:
     return found
 
 
-def report(case: str, found: list[list[float]]) -> dict[str, Any]:
-    """Print the median and the quartiles of the ratios of one case, and return them."""
-    words, quartiles = [], {}
+def report(case: str, found: list[list[float]]) -> None:
+    """Print the median and the quartiles of the ratios of one case."""
+    words = []
     for what, values in zip(("wall", "processor"), zip(*found, strict=True), strict=True):
-        lower, median, upper = quartiles[what] = [round(value, 3) for value in statistics.quantiles(values)]
+        lower, median, upper = statistics.quantiles(values)
         words.append(f"{what} {median:.3f} ({lower:.3f} to {upper:.3f})")
     print(f"{case:17} {', '.join(words)}, {len(found)} pairs", flush=True)
-    return {"pairs": len(found), **quartiles}
 
 
 def main() -> None:
@@ -188,13 +186,10 @@ def main() -> None:
     cores = os.sched_getaffinity(0)
     old, new = ({"PARENV_PLATFORM": name} if given.posix else {} for name in ("linux", "posix"))
     cases = [case for case in given.cases if "workers" in case] if given.posix else given.cases
-    results = {}
     for case in cases:
         os.sched_setaffinity(0, cores if "workers" in case else {max(cores)})
         found = [ratios((given.old, old), (given.new, new), case, given.pairs) for _ in range(given.rounds)]
-        results[case] = report(case, [pair for pairs in found for pair in pairs])
-    if given.posix:
-        save("posix", {"ratio of the rates, POSIX to Linux, as quartiles": results})
+        report(case, [pair for pairs in found for pair in pairs])
 
 
 if __name__ == "__main__":
