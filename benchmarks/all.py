@@ -1,7 +1,7 @@
 """Run all benchmarks in sequence and write the tables at the end, as ``make bench`` does.
 
-A benchmark that fails does not stop the others, for example if a library cannot be installed or network namespaces are
-unavailable. The script lists the failed benchmarks at the end.
+A benchmark that fails does not stop the others, for example if a library cannot be installed. The
+script lists the failed benchmarks at the end.
 
 python benchmarks/all.py
 """
@@ -17,32 +17,17 @@ HERE = Path(__file__).parent
 NAMES = (
     "rollouts",
     "driver",
-    "many_workers",
     "interpreters",
-    "collecting",
-    "publish",
     "scaling",
-    "tracing",
-    "agents",
     "startup",
-    "vector_env",
     "choice",
     "pinning",
-    "waiting",
-    "evaluation",
-    "by_hand",
     "batches",
-    "central",
     "gradients",
-    "learning_curves",
-    "gradient_curves",
-    "learners",
     "sb3_accelerate",
     "rock_paper_scissors",
-    "evolving",
     "nemesis",
     "faults",
-    "remote",
     "gpu",
     "peers/stepping",
     "peers/sleeping",
@@ -58,7 +43,6 @@ NAMES = (
     "gallery halfcheetah-sac",
     "tables/overview",
     "tables/table",
-    "tables/readme",
 )
 
 

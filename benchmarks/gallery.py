@@ -12,7 +12,6 @@ import argparse
 import importlib
 import json
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -24,14 +23,15 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from lib.common import RESULTS, save
+from lib.common import RESULTS, save, save_picture, spread
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "gallery.md"
 SEEDS = (1, 2, 3, 4, 5)
 SHORT = ("cartpole-ppo", "cartpole-dqn")
-POINTS = 200
-"""Maximal number of points of a stored curve."""
+POINTS, STORED = 200, 60
+"""Maximal number of points of a curve of one run, and number of points of the stored curves of all runs."""
+AXES = ("env steps", "seconds")
 WINDOW = 100
 """Number of episodes in a mean return. The example ``sac`` averages fewer, because it runs few episodes."""
 SAC_WINDOW = 20
@@ -181,7 +181,7 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def band(curves: Sequence[Sequence[Point]], column: int) -> tuple[Any, Any, Any, Any]:
-    """Return positions, and the median, minimum and maximum of several curves there, each ``[POINTS]``.
+    """Return positions, and the median, minimum and maximum of several curves there, each ``[STORED]``.
 
     A curve that has ended keeps its last value.
 
@@ -190,13 +190,32 @@ def band(curves: Sequence[Sequence[Point]], column: int) -> tuple[Any, Any, Any,
         column: 0 for positions in env steps, 1 for positions in seconds.
     """
     ends = [curve[-1][column] for curve in curves]
-    places = np.linspace(min(curve[0][column] for curve in curves), max(ends), POINTS)
+    places = np.linspace(min(curve[0][column] for curve in curves), max(ends), STORED)
     values = [np.interp(places, [p[column] for p in curve], [p[2] for p in curve]) for curve in curves]
     return places, np.median(values, 0), np.min(values, 0), np.max(values, 0)
 
 
-def draw(name: str, found: Mapping[str, Sequence[Sequence[Point]]], path: Path) -> None:
-    """Plot the return over env steps and over seconds: the median of the seeds in a band from minimum to maximum."""
+def stored(curves: Sequence[Sequence[Point]]) -> dict[str, Any]:
+    """Return what the repository keeps of the runs of one system: their ends, and a band over both axes."""
+    ends = {name: spread([curve[-1][column] for curve in curves]) for column, name in enumerate((*AXES, "mean return"))}
+    over = {}
+    for column, name in enumerate(AXES):
+        places, *rows = band(curves, column)
+        over[name] = {"from": places[0], "to": places[-1]} | {
+            row: values.tolist() for row, values in zip(("median", "min", "max"), rows, strict=True)
+        }
+    return {"ends": ends, "over": over}
+
+
+def draw(name: str, found: Mapping[str, Any]) -> Any:
+    """Return a figure of the return over env steps and over seconds.
+
+    Lines are medians of the seeds, and bands reach from minimum to maximum.
+
+    Args:
+        name: Name of the plot.
+        found: Results of :func:`stored`, by label.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -204,18 +223,19 @@ def draw(name: str, found: Mapping[str, Sequence[Sequence[Point]]], path: Path) 
 
     subject = SUBJECTS[name]
     figure, axes = plt.subplots(2, 1, figsize=(7.2, 7), sharey=True, layout="constrained")
-    for column, (axis, unit) in enumerate(zip(axes, ("env steps", "seconds"), strict=True)):
-        for (label, curves), colour in zip(found.items(), COLOURS, strict=False):
-            places, middle, least, most = band(curves, column)
-            axis.fill_between(places, least, most, color=colour, alpha=0.2, linewidth=0)
-            axis.plot(places, middle, color=colour, linewidth=1.8, label=label)
+    for axis, unit in zip(axes, AXES, strict=True):
+        for (label, one), colour in zip(found.items(), COLOURS, strict=False):
+            over = one["over"][unit]
+            places = np.linspace(over["from"], over["to"], len(over["median"]))
+            axis.fill_between(places, over["min"], over["max"], color=colour, alpha=0.2, linewidth=0)
+            axis.plot(places, over["median"], color=colour, linewidth=1.8, label=label)
         if np.isfinite(subject.goal):
             axis.axhline(subject.goal, color="black", linestyle=":", linewidth=1)
         axis.set(xlabel=unit, ylabel="mean return")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(loc="lower right", frameon=False)
     axes[0].set_title(subject.title)
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def block() -> str:
@@ -233,8 +253,8 @@ def filled(page: str) -> str:
 def _entry(name: str, kept: Any) -> str:
     subject, facts = SUBJECTS[name], kept["machine"]
     rows = "\n".join(
-        f"| {label} | {_last(runs, 0)} | {_last(runs, 1)} | {_last(runs, 2)} |"
-        for label, runs in kept["results"].items()
+        "| {} | {:,.0f} | {:,.1f} | {:,.1f} |".format(label, *(end["median"] for end in one["ends"].values()))
+        for label, one in kept["results"].items()
     )
     return f"""## {subject.title}
 
@@ -246,10 +266,6 @@ def _entry(name: str, kept: Any) -> str:
 |---|---|---|---|
 {rows}
 """
-
-
-def _last(runs: Sequence[Sequence[Point]], column: int) -> str:
-    return f"{statistics.median(run[-1][column] for run in runs):,.{0 if column < 1 else 1}f}"
 
 
 def run_all(name: str, seeds: Sequence[int]) -> dict[str, list[list[Point]]]:
@@ -284,8 +300,8 @@ def main() -> None:
         print(json.dumps(thinned(list(SUBJECTS[names[0]].systems.values())[system](seed))))
         return
     for name in names:
-        found = run_all(name, options.seeds)
-        draw(name, found, RESULTS / f"gallery_{name}.png")
+        found = {label: stored(curves) for label, curves in run_all(name, options.seeds).items()}
+        save_picture(draw(name, found), f"gallery_{name}", 110)
         save(f"gallery_{name}", found)
         PAGE.write_text(filled(PAGE.read_text()))
 

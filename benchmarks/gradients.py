@@ -1,17 +1,13 @@
-"""Gradient parallelism: gain from a second worker, overhead of the main process, and time to add gradients.
+"""Gradient parallelism: gain from a second worker, and overhead of the main process.
 
 python benchmarks/gradients.py
 """
 
 from __future__ import annotations
 
-import mmap
-import multiprocessing
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -20,11 +16,10 @@ import torch
 from lib.common import interleaved, nature_body, save, summary
 from torch import nn
 
-from parenv import AsyncWorkerPool, GradientOptions, TorchPolicy
-from parenv.experience.reduction import Reducer
+from parenv import AsyncWorkerPool, TorchPolicy
 
 STEP_S, ENVS_PER_WORKER, ROLLOUT_LENGTH, ROUNDS, REPEATS = 1e-3, 4, 64, 4, 7
-MEGABYTES, WARM_UPS = 40, 2
+WARM_UPS = 2
 
 
 def calibrated(seconds: float) -> int:
@@ -122,84 +117,8 @@ def workers_rate(num_workers: int, multiplications: int, driver_shares: dict[int
     return samples / seconds
 
 
-def shared(count: int, megabytes: int) -> list[torch.Tensor]:
-    """Return ``count`` gradients of this size in shared memory, where workers store them."""
-    nbytes = megabytes * 1_000_000
-    rows = np.frombuffer(mmap.mmap(-1, count * nbytes), np.float32).reshape(count, -1)
-    rows[:] = np.random.default_rng(0).random(rows.shape[1], np.float32)
-    return list(torch.from_numpy(rows))
-
-
-def reduction() -> dict[str, Any]:
-    """Measure the milliseconds to add gradients of 40 MB each, and return their summary.
-
-    The reference for 4 gradients is a single read of the same memory. For 2 gradients it is ``all_reduce`` with gloo.
-    """
-    four, two = shared(4, MEGABYTES), shared(2, MEGABYTES)
-
-    def reduced(gradients: list[torch.Tensor]) -> float:
-        reducer = Reducer(GradientOptions())
-        return 1000 * _timed(lambda: (reducer.add(gradients, [1] * len(gradients), 0), reducer.result()))
-
-    def read() -> float:
-        return 1000 * _timed(lambda: [gradient.sum() for gradient in four])
-
-    with tempfile.TemporaryDirectory() as folder, Gloo(Path(folder)) as gloo:
-        measures = {
-            "reading 4 x 40 MB": read,
-            "4 x 40 MB": lambda: reduced(four),
-            "2 x 40 MB": lambda: reduced(two),
-            "gloo all_reduce, 2 processes, 40 MB": gloo.all_reduce,
-        }
-        return summary(interleaved(measures, 15), "reading 4 x 40 MB")
-
-
-class Gloo:
-    """Group of ``torch.distributed`` with this process and a second one.
-
-    Args:
-        folder: Folder for the file through which the processes find each other.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._mine = torch.ones(MEGABYTES * 250_000)
-
-    def __enter__(self) -> Gloo:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_other_rank, args=(theirs, str(self._folder)), daemon=True)
-        self._process.start()
-        _join(0, str(self._folder))
-        return self
-
-    def all_reduce(self) -> float:
-        """Return the milliseconds of ``all_reduce`` after a barrier."""
-        self._pipe.send("go")
-        torch.distributed.barrier()
-        return 1000 * _timed(lambda: torch.distributed.all_reduce(self._mine))
-
-    def __exit__(self, *_: object) -> None:
-        self._pipe.send("end")
-        torch.distributed.destroy_process_group()
-        self._process.join()
-
-
-def _join(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-
-
-def _other_rank(pipe: Any, folder: str) -> None:
-    _join(1, folder)
-    other = torch.ones(MEGABYTES * 250_000)
-    while pipe.recv() == "go":
-        torch.distributed.barrier()
-        torch.distributed.all_reduce(other)
-    torch.distributed.destroy_process_group()
-
-
 def main() -> None:
-    """Measure pools and reductions, and save the results."""
+    """Measure pools with one and with two workers, and save the results."""
     multiplications = calibrated(STEP_S)
     driver_shares: dict[int, list[float]] = {}
     rates = interleaved({str(n): lambda n=n: workers_rate(n, multiplications, driver_shares) for n in (1, 2)}, REPEATS)  # type: ignore[misc]
@@ -207,7 +126,6 @@ def main() -> None:
         "samples per second by number of workers": summary(rates, "1"),
         "driver's processor time over the time of a round": {n: statistics.median(v) for n, v in driver_shares.items()},
         "parameters": sum(p.numel() for p in Nature().parameters()),
-        "reduction, ms": reduction(),
     }
     save("gradients", results)
 

@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 import torch
 from gymnasium.vector import AutoresetMode
-from lib.common import save
+from lib.common import save, spread
 from lib.subjects import zeros
 
 from parenv import AsyncWorkerPool, GradientOptions, ParallelVectorEnv, RestartPolicy, TorchPolicy, WorkerOptions
@@ -470,7 +470,7 @@ def scenario(make: Callable[[str], Subject], seconds: float) -> dict[str, Any]:
         "seconds_to_recover": {"median": statistics.median(recoveries), "worst": max(recoveries)},
         **{kind: found.wrong[kind] for kind in ("lost", "duplicated", "torn")},
         "residue": left_behind(owned),
-        "env_steps_per_second": {"undisturbed": rates[False], "disturbed": rates[True]},
+        "env_steps_per_second": {"undisturbed": spread(rates[False]), "disturbed": spread(rates[True])},
         "throughput_ratio": ratio(statistics.median, rates),
         # The median does not show a rare, long outage.
         "throughput_ratio_of_means": ratio(statistics.mean, rates),

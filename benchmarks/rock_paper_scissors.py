@@ -9,7 +9,6 @@ so one run is enough.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,8 +52,8 @@ def averages(strategies: Any) -> Any:
     return np.cumsum(strategies, 0) / np.arange(1, len(strategies) + 1)[:, None]
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
-    """Plot the exploitability over players, and the paths of the strategies in the simplex."""
+def draw(found: dict[str, Any]) -> Any:
+    """Return a figure with the exploitability over players, and the paths of the strategies in the simplex."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -77,22 +76,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
     curves.legend(frameon=False, fontsize=8)
     triangle.set(title="Strategies", aspect="equal")
     triangle.axis("off")
-    figure.savefig(path, dpi=130)
+    return figure
 
 
 if __name__ == "__main__":
-    from lib.common import RESULTS, save
+    from lib.common import save_picture
 
     found = {sampling: play(sampling) for sampling in ("newest", "uniform", "prioritised")}
-    draw(found, RESULTS / "rock_paper_scissors.png")
-    save(
-        "rock_paper_scissors",
-        {
-            sampling: {
-                "exploitability of the average of all players": exploitability(averages(strategies)[-1]),
-                "of each of the last 100 players, from": min(map(exploitability, strategies[-100:])),
-                "to": max(map(exploitability, strategies[-100:])),
-            }
-            for sampling, strategies in found.items()
-        },
-    )
+    save_picture(draw(found), "rock_paper_scissors", 100)

@@ -1,22 +1,23 @@
-"""Gain of Stable-Baselines3 from ``accelerate``: collection rate, time of PPO to a return of 475, learning curves.
+"""Gain of Stable-Baselines3 from ``accelerate``: collection rate, time of PPO to a return of 475, and returns.
 
 python benchmarks/sb3_accelerate.py                 collecting, and PPO on CartPole-v1 to a mean return of 475
-python benchmarks/sb3_accelerate.py curves [NAME]   learning curves: all, or "CartPole, PPO", "Pendulum, SAC" ...
+python benchmarks/sb3_accelerate.py curves [NAME]   returns at the end of training: all, or "CartPole, PPO" ...
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from lib.common import interleaved, keep, summary
+from lib.common import interleaved, keep, spread, summary
 from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -133,18 +134,24 @@ def to_475(how: str, seed: int, n_envs: int, settings: dict[str, Any]) -> float:
 
 
 def curves(name: str) -> None:
-    """Measure and store learning curves of SB3 and of both modes of ``accelerate``, all in turn for each seed."""
+    """Store the returns at the end of training with SB3 and with ``accelerate``, in turn for each seed."""
     kind, env_id, n_envs, total, settings = CURVES[name]
     hows = ["DummyVecEnv", "accelerate", *(["accelerate async"] if kind is not PPO else [])]
-    found: dict[str, list[Any]] = {how: [] for how in hows}
+    found: dict[str, list[float]] = {how: [] for how in hows}
     for seed in range(1, SEEDS + 1):
         for how in hows:
             curve = Curve(total // 20)
             with learner(kind, env_id, n_envs, how, seed, **settings) as model:
                 model.learn(total, curve)
-            found[how].append(curve.points)
-            print(f"  {name}, {how}, seed {seed}: {curve.points[-1][1]:.1f}", flush=True)
-    keep("sb3_accelerate", f"curves: {name}", found)
+            found[how].append(curve.points[-1][1])
+            print(f"  {name}, {how}, seed {seed}: {found[how][-1]:.1f}", flush=True)
+    ends = {how: {**spread(returns), **mean_and_deviation(returns)} for how, returns in found.items()}
+    keep("sb3_accelerate", f"mean return at the end: {name}", ends)
+
+
+def mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean and the sample standard deviation."""
+    return {"mean": statistics.mean(values), "deviation": statistics.stdev(values)}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Start-up time of 8 workers and of the first pool in a fresh interpreter, and memory per worker.
+"""Start-up time and memory of pools with 8 workers, and of vector envs with 1,024 CartPoles.
 
 python benchmarks/startup.py
 """
@@ -9,12 +9,15 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
+import psutil
 import torch
 from lib.common import pss_mb, save
 
-from parenv import AsyncWorkerPool, TorchPolicy
+from parenv import AsyncWorkerPool, ParallelVectorEnv, TorchPolicy
 
 REPEATS = 5
 AGENT = """
@@ -66,7 +69,30 @@ def pool_of(policy: Any, num_workers: int) -> tuple[float, float]:
         return ready, pss_mb([workers.pid(worker) for worker in range(len(workers.shares))])
 
 
+def many(num_envs: int) -> dict[str, Any]:
+    """Measure seconds to the first observations of CartPoles, and the memory of all processes but the main process."""
+    factories = [lambda: gym.make("CartPole-v1")] * num_envs
+    ParallelVectorEnv(factories[:1], num_workers=1).close()
+
+    def start(make: Callable[[], Any]) -> dict[str, float]:
+        began = time.perf_counter()
+        envs = make()
+        envs.reset(seed=0)
+        seconds = time.perf_counter() - began
+        children = psutil.Process().children(recursive=True)
+        found = {"seconds": seconds, "processes": len(children), "pss_mb": pss_mb([c.pid for c in children])}
+        envs.close()
+        return found
+
+    return {
+        "parenv, 16 workers": start(lambda: ParallelVectorEnv(factories, num_workers=16)),
+        "gymnasium AsyncVectorEnv": start(lambda: gym.vector.AsyncVectorEnv(factories, context="fork")),
+    }
+
+
 if __name__ == "__main__":
+    # Runs before the pools, because their fork server imports torch and would count as memory here.
+    save("startup_many", many(1024))
     names: dict[str, Any] = {}
     exec(AGENT, names)
     policy = TorchPolicy(names["Agent"]())
@@ -79,7 +105,7 @@ if __name__ == "__main__":
     save(
         "startup",
         {
-            "seconds_to_8_workers_with_the_zygote_ready": median(ready for ready, _ in warm),
+            "seconds_to_8_workers_with_a_running_fork_server": median(ready for ready, _ in warm),
             "seconds_of_import_torch": median(imported for imported, _ in fresh),
             "seconds_to_the_first_pool": median(made for _, made in fresh),
             "first_pool_beyond_import_torch": median(made - imported for imported, made in fresh),

@@ -343,6 +343,11 @@ def test_curves_of_several_seeds_are_a_median_in_a_band(monkeypatch: pytest.Monk
     assert (middle[-1], least[-1], most[-1]) == (20, 10, 60), "a curve keeps its last value after its end"
     assert len(gallery.thinned([(step, 0.0, 0.0) for step in range(1000)])) == 200
     assert gallery.thinned(curves[0]) == curves[0]
+    stored = gallery.stored(curves)
+    assert stored["ends"]["mean return"] == {"n": 3, "median": 20.0, "min": 10.0, "max": 60.0}
+    assert stored["over"]["env steps"]["median"] == middle.tolist()
+    assert (stored["over"]["seconds"]["from"], stored["over"]["seconds"]["to"]) == (0, 2)
+    assert len(stored["over"]["seconds"]["max"]) == 60
 
 
 @pytest.mark.more

@@ -270,36 +270,6 @@ def test_the_first_examples_of_guides_run_as_plain_scripts(name: str, tmp_path: 
     assert all(line.startswith(said) and said for line in done.stderr.splitlines()), done.stderr
 
 
-def test_every_figure_of_the_guide_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
-    table = importlib.import_module("table")
-    guide = (ROOT / "docs" / "explanation" / "when-parallelism-helps.md").read_text()
-    assert [name for name, block in table.blocks().items() if block not in guide] == []
-    assert table.everything() == (ROOT / "benchmarks" / "RESULTS.md").read_text()
-    assert table.scaling() == (ROOT / "benchmarks" / "scaling.md").read_text()
-
-
-def test_the_best_value_and_its_ties_are_in_bold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
-    field = importlib.import_module("field")
-    values = {"parenv, step": 0.2, "parenv, in process": 0.381, "Gymnasium SyncVectorEnv": 0.379, "EnvPool, step": 0.5}
-    column = field.Column("8", values, lambda value: f"{value:.2f}", True)
-    monkeypatch.setattr(field, "questions", lambda: [("8", column)])
-    cells = [cell.strip() for cell in field.by_question().splitlines()[-1].strip("|").split("|")]
-    assert cells[:4] == ["8", "**0.38**", "**0.38**", ""], "EnvPool's own environments do not count"
-
-
-def test_exponents_and_rises_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
-    growth = importlib.import_module("growth")
-    assert growth.exponent([1, 10, 100], [2, 2, 2]) == pytest.approx(1)
-    assert growth.exponent([1, 4, 16], [3, 6, 12]) == pytest.approx(1.5)
-    cheapest, last = {"min": 9, "median": 10, "max": 12}, {"min": 11, "median": 13, "max": 14}
-    assert growth.rise([cheapest, last]) == "30 %"
-    assert growth.rise([cheapest, last | {"min": 12.5}]) == "**30 %**"
-    assert growth.rise([last, cheapest]) == "0 %"
-
-
 PACKAGE = ROOT / "parenv"
 NEEDED_BY = {
     "adapters/torchrl/pool_collector": "torchrl",

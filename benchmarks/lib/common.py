@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -62,28 +64,58 @@ def interleaved(
     return found
 
 
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return number, median and range of a series."""
+    return {"n": len(values), "median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
 def summary(found: Mapping[str, Sequence[float]], reference: str) -> dict[str, Any]:
-    """Return median, minimum and maximum of each series, and the ratio of its median to the reference's median."""
+    """Return number, median and range of each series, and the ratio of its median to the reference's median."""
     base = statistics.median(found[reference])
     return {
-        name: {
-            "median": statistics.median(values),
-            "min": min(values),
-            "max": max(values),
-            f"ratio_to_{reference}": statistics.median(values) / base,
-        }
+        name: {**spread(values), f"ratio_to_{reference}": statistics.median(values) / base}
         for name, values in found.items()
     }
 
 
 def save(name: str, results: Mapping[str, Any]) -> None:
-    """Print results and write them to ``results/NAME.json``, with the command and facts about the machine."""
+    """Print results and write them to ``results/NAME.json``, with the command and facts about the machine.
+
+    The repository keeps these files, so they have medians and ranges, and not every sample.
+    """
     RESULTS.mkdir(exist_ok=True)
     script = Path(sys.argv[0]).resolve().relative_to(RESULTS.parents[1])
-    command = f"python {script}"
-    content = {"command": command, "machine": machine(), "results": results}
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
-    print(json.dumps(results, indent=2))
+    content = {"command": f"python {script}", "machine": machine(), "results": rounded(results)}
+    (RESULTS / f"{name}.json").write_text(as_json(content))
+    print(as_json(content["results"]))
+
+
+def rounded(value: Any) -> Any:
+    """Return results whose floats have seven significant digits.
+
+    >>> rounded({"median": 0.123456789, "n": 5, "curve": [1234567.2, 2.0]})
+    {'median': 0.1234568, 'n': 5, 'curve': [1234567.0, 2.0]}
+    """
+    if isinstance(value, Mapping):
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def as_json(content: Any) -> str:
+    """Return JSON with one line for each list of numbers."""
+    text = json.dumps(content, indent=1)
+    return re.sub(r"\[[^][{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
+
+
+def save_picture(figure: Any, name: str, dpi: int) -> None:
+    """Write a figure of matplotlib to ``results/NAME.png``, with a white background and at most 64 colours."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=dpi, facecolor="white")
+    Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(RESULTS / f"{name}.png", optimize=True)
 
 
 def keep(name: str, case: str, found: Any) -> None:

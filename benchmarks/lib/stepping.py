@@ -10,8 +10,6 @@ import gymnasium as gym
 import numpy as np
 from lib.subjects import Sleeper
 
-from parenv import ParallelVectorEnv
-
 STEP_SECONDS = 0.8
 
 
@@ -69,22 +67,3 @@ def step_rate(envs: Any, actions: Any) -> float:
             envs.step(actions[count % 64])
             count += 1
     return count * actions.shape[1] / (time.perf_counter() - began)
-
-
-def send_recv_rate(envs: ParallelVectorEnv, actions: Any) -> float:
-    """Return the env steps per second of ``recv`` and ``send``.
-
-    Each ``recv`` returns ``batch_size`` sub-environments while the others are stepping.
-    """
-    n = envs.batch_size
-    for part in np.arange(envs.num_envs).reshape(n, -1).T:
-        envs.send(actions[0][:n], part)
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < STEP_SECONDS:
-        _, _, _, _, infos = envs.recv()
-        envs.send(actions[count % 64][:n], infos["env_id"])
-        count += 1
-    elapsed = time.perf_counter() - began
-    for _ in range(envs.num_envs // n):
-        envs.recv()
-    return count * n / elapsed

@@ -18,7 +18,6 @@ sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared, summary
 from lib.common import keep
-from picture import draw_growth, read
 
 NUM_ENVS, ROLLOUT_LENGTH = 120, 128
 WORKERS = (1, 2, 4, 8, 15)
@@ -27,11 +26,7 @@ PEERS_STEPPING = (
     ("Gymnasium AsyncVectorEnv", "gymnasium_envs", {"kind": "AsyncVectorEnv"}),
     ("SB3 SubprocVecEnv", "sb3_envs", {"kind": "SubprocVecEnv"}),
 )
-TITLES = {
-    "cartpole": "stepping 120 CartPoles",
-    "halfcheetah": "stepping 120 HalfCheetahs",
-    "rollouts": "rollouts of 120 CartPoles with an MLP",
-}
+QUESTIONS = ("cartpole", "halfcheetah", "rollouts")
 
 
 def stepping(case: str, workers: int, with_peers: bool) -> list[System]:
@@ -81,23 +76,13 @@ def measure(question: str, workers: int, with_peers: bool) -> None:
 
 def main() -> None:
     """Measure the questions with each number of workers that leaves a core for the main process."""
-    asked = [name for name in sys.argv[1:] if not name.startswith("-")] or list(TITLES)
+    asked = [name for name in sys.argv[1:] if not name.startswith("-")] or QUESTIONS
     cores = sorted(os.sched_getaffinity(0))
     for workers in (count for count in WORKERS if count < len(cores)):
         os.sched_setaffinity(0, cores[: workers + 1])
         for question in asked:
             measure(question, workers, "--ours" not in sys.argv)
     os.sched_setaffinity(0, cores)
-    draw_growth("peers_cores", {TITLES[question]: _by_workers(question) for question in TITLES})
-
-
-def _by_workers(question: str) -> dict[int, dict[str, float]]:
-    """Return the rates of each system by number of workers."""
-    found = {int(key.split("-")[1]): value for key, value in read("peers_cores").items() if key.startswith(question)}
-    return {
-        workers: {name: one["median"] for name, one in found[workers].items() if "median" in one}
-        for workers in sorted(found)
-    }
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared, summary
 from lib.common import keep
-from picture import draw, read, shares
 
 NUM_ENVS, BATCH_SIZE, ROLLOUT_LENGTH, CORES = 64, 8, 128, 2
 SECONDS, REPEATS, WARM_UP_S = 2.0, 3, 0.5
@@ -60,10 +59,3 @@ def systems() -> list[System]:
 if __name__ == "__main__":
     found = summary(compared(systems(), REPEATS, SECONDS, WARM_UP_S), "limit")
     keep("peers_sleeping", f"{NUM_ENVS} environments that sleep", found)
-    draw(
-        "peers_sleeping",
-        f"{NUM_ENVS} environments that sleep 2 ms: env steps/s as a share of independent processes (more is better)",
-        shares(read("peers_sleeping")),
-        columns=1,
-        line=1.0,
-    )

@@ -18,7 +18,6 @@ sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared
 from lib.common import keep
-from picture import column, draw, read
 
 WORKERS, REPEATS = 8, 3
 CASE = f"{WORKERS} workers"
@@ -58,10 +57,3 @@ def medians(starts: Sequence[dict[str, float]] | str) -> dict[str, Any]:
 if __name__ == "__main__":
     found = compared(SYSTEMS, REPEATS, 0.0)
     keep("peers_startup", CASE, {name: medians(starts) for name, starts in found.items()})
-    results = read("peers_startup")[CASE]
-    draw(
-        "peers_startup",
-        f"Starting {CASE} with one CartPole each (less is better)",
-        {"seconds to the first observation": column(results, "seconds"), "memory, MB": column(results, "pss_mb")},
-        columns=2,
-    )

@@ -15,7 +15,6 @@ sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared, summary
 from lib.common import keep
-from picture import draw, read, shares
 
 PROCESSES = 2
 SECONDS, REPEATS, WARM_UP_S = 0.5, 5, 0.3
@@ -72,11 +71,3 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or CASES:
         print(name, flush=True)
         keep("peers_stepping", name, summary(compared(systems(*CASES[name]), REPEATS, SECONDS, WARM_UP_S), "limit"))
-    results = read("peers_stepping")
-    draw(
-        "peers_stepping",
-        "Stepping vector envs on 2 cores: env steps/s as a share of two independent processes (more is better)",
-        shares({case: found for case in CASES if (found := results.get(case))}),
-        columns=3,
-        line=1.0,
-    )

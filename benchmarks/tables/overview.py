@@ -1,86 +1,92 @@
-"""Plot of the README: throughput with 1 to 15 workers, and speed without options on two cores, free and busy.
+"""Picture of the README: throughput with 1 to 15 workers, and speed without options on two cores, free and busy.
 
-The values are the results of ``peers/cores.py`` and ``choice.py``.
+The values are the results of ``peers/cores.py`` and ``choice.py``. The picture is 830 points wide, as the README is.
 
 python benchmarks/tables/overview.py
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
-from sections import RESULTS, read
-from speeds import BUSY, CASES, FREE, REFERENCE, ratios
+sys.path.insert(1, str(Path(__file__).parents[1]))
 
-OURS, THEIRS, EDGE = "#1f6fb4", "#7d848c", "#8a9099"
+from forms import read
+from lib.common import save_picture
+from parts import REFERENCE, SPEEDS, ratios
+
+OURS, THEIRS, EDGE = "#1f6fb4", "#5c636b", "#8a9099"
 WORKERS = (1, 2, 4, 8, 15)
-LINES = {
-    "limit": ("upper bound: independent processes", {"color": EDGE, "linestyle": ":"}),
-    "parenv, step": ("parenv", {"color": OURS, "linewidth": 2.5}),
-    "Gymnasium AsyncVectorEnv": ("AsyncVectorEnv", {"color": THEIRS}),
-    "SB3 SubprocVecEnv": ("SubprocVecEnv", {"color": THEIRS, "linestyle": "--"}),
+LINES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "limit": ("upper bound: independent processes", "bottom", {"color": EDGE, "linestyle": ":"}),
+    "parenv, step": ("parenv", "bottom", {"color": OURS, "linewidth": 3}),
+    "Gymnasium AsyncVectorEnv": ("AsyncVectorEnv", "bottom", {"color": THEIRS}),
+    "SB3 SubprocVecEnv": ("SubprocVecEnv", "top", {"color": THEIRS, "linestyle": "--"}),
 }
 BARS = {"parenv": OURS, "AsyncVectorEnv": "#aab0b6", "SubprocVecEnv": "#d3d6da"}
-PANELS = {FREE: "Speed on 2 free cores", BUSY: "Speed beside a busy loop per core"}
 
 
-def growth() -> dict[str, list[float]]:
-    """Return env steps per second with 120 HalfCheetahs, by system, for each number of workers."""
-    found = read("peers_cores")
-    return {name: [found[f"halfcheetah-{workers}"][name]["median"] for workers in WORKERS] for name in LINES}
-
-
-def draw() -> None:
-    """Write ``results/overview.png``."""
+def draw() -> Any:
+    """Return the figure."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.rcParams.update({"font.size": 11, "axes.titlesize": 12.5, "axes.titleweight": "bold"})
+    plt.rcParams["axes.titlelocation"] = "left"
     # Two panels beside each other cannot be read on a phone.
-    figure, (above, *below) = plt.subplots(3, 1, figsize=(7.2, 9.6), layout="constrained", height_ratios=(3, 3, 3))
-    _lines(above, growth())
-    for axis, (condition, title) in zip(below, PANELS.items(), strict=True):
-        _bars(axis, ratios(condition), f"{title}, without options: multiple of {REFERENCE}")
-    below[0].legend(frameon=False, fontsize=9, loc="upper left")
-    figure.savefig(RESULTS / "overview.png", dpi=130, facecolor="white")
+    figure, (above, below) = plt.subplots(2, 1, figsize=(8.3, 6.9), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+    for axis in (above, below):
+        axis.spines[["top", "right"]].set_visible(False)
+    _lines(above)
+    _bars(below)
+    return figure
 
 
-def _lines(axis: Any, rates: dict[str, list[float]]) -> None:
-    for name, (label, style) in LINES.items():
-        axis.plot(WORKERS, rates[name], **style)
-        above = 4 if name != "SB3 SubprocVecEnv" else -9
+def _lines(axis: Any) -> None:
+    found = {workers: read("peers_cores")[f"halfcheetah-{workers}"] for workers in WORKERS}
+    for name, (label, side, style) in LINES.items():
+        rates = [found[workers][name]["median"] / 1000 for workers in WORKERS]
+        axis.plot(WORKERS, rates, **style)
         axis.annotate(
-            f"{label}  {rates[name][-1] / 1000:,.0f}k",
-            (WORKERS[-1], rates[name][-1]),
-            xytext=(-6, above),
-            textcoords="offset points",
-            ha="right",
-            va="bottom" if above > 0 else "top",
-            color=style["color"],
-            fontweight="bold" if label == "parenv" else "normal",
-        )
-    axis.set_title("Step 120 HalfCheetahs on 16 cores: env steps/s by workers", fontsize=11)
-    axis.set(xlim=(1, 15.2), ylim=(0, 1.08 * max(rates["limit"])), xticks=WORKERS)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f}k")
-    axis.spines[["top", "right"]].set_visible(False)
+            f"{label}  {rates[-1]:,.0f}k", (WORKERS[-1], rates[-1]), xytext=(-8, 4 if side == "bottom" else -5),
+            textcoords="offset points", ha="right", va=side, color=style["color"],
+            fontweight="bold" if name.startswith("parenv") else "normal",
+        )  # fmt: skip
+    axis.set_title("120 HalfCheetahs on 16 cores: env steps/s by number of workers")
+    axis.set(xlim=(1, 15.2), ylim=(0, 250), xticks=WORKERS)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}k")
 
 
-def _bars(axis: Any, found: dict[str, dict[str, float]], title: str) -> None:
+def _bars(axis: Any) -> None:
+    free, busy = ratios("free cores"), ratios("a busy loop per core")
     for place, (system, colour) in enumerate(BARS.items()):
-        for number, case in enumerate(CASES):
-            ratio, left = found[case][system], number + 0.27 * (place - 1)
-            axis.bar(left, ratio, 0.26, color=colour, label=system if number == 0 else None)
-            text = f"{ratio:.1f}" if ratio >= 0.95 else f"{ratio:.2f}".removeprefix("0")
-            axis.text(left, ratio * 1.06, text, ha="center", fontsize=8, color=OURS if system == "parenv" else THEIRS)
+        lefts = [number + 0.28 * (place - 1) for number in range(len(SPEEDS))]
+        heights = [free[case][system] for case in SPEEDS]
+        axis.bar(lefts, heights, 0.27, color=colour, label=system)
+        for left, height in zip(lefts, heights, strict=True):
+            # Above the mark of the busy machine, which may be at the end of the bar, and over the dotted line.
+            axis.text(
+                left, height * 1.25, f"{height:.1f}" if height >= 0.95 else f"{height:.2f}", ha="center", fontsize=10,
+                color=OURS if system == "parenv" else THEIRS, bbox={"color": "white", "pad": 0.5},
+            )  # fmt: skip
+        if system == "parenv":
+            marks = [busy[case][system] for case in SPEEDS]
+            style = {"marker": "D", "edgecolors": "black", "zorder": 3}
+            axis.scatter(lefts, marks, 28, "white", label="parenv, busy cores", **style)
     axis.axhline(1.0, color=EDGE, linestyle=":", linewidth=1)
     axis.set_yscale("log")
-    axis.set(ylim=(0.04, 30), xticks=range(len(CASES)), yticks=[0.1, 1, 10], yticklabels=["0.1", "1", "10"])
+    axis.set(ylim=(0.04, 40), yticks=[0.1, 1, 10], yticklabels=["0.1", "1", "10"])
     axis.minorticks_off()
-    axis.set_xticklabels([title.replace(" that", "\nthat") for title in CASES.values()], fontsize=8.5)
-    axis.set_title(title, fontsize=11)
-    axis.spines[["top", "right"]].set_visible(False)
+    titles = [title.replace(" that", "\nthat").replace(" H", "\nH") for title in SPEEDS.values()]
+    axis.set_xticks(range(len(SPEEDS)), titles)
+    axis.set_title(f"2 cores, without options: speed as a multiple of {REFERENCE}")
+    axis.legend(frameon=False, ncols=2, loc="upper left", fontsize=10)
 
 
 if __name__ == "__main__":
-    draw()
+    save_picture(draw(), "overview", 150)
