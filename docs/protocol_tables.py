@@ -31,12 +31,12 @@ def filled(page: str) -> str:
 
 
 def _messages() -> Iterator[str]:
+    yield "| kind | message | meaning |"
+    yield "|---|---|---|"
     for number, kind in enumerate(KINDS):
-        summary, args = _about(kind)
-        yield f"### {number}: {kind.__name__}\n"
-        yield summary + "\n"
-        yield from (f"* `{name}`: {text}" for name, text in args.items())
-        yield ""
+        summary, _ = _about(kind)
+        meaning = re.sub(r":\w+:`([^`]*)`", r"`\1`", " ".join(summary.split()))
+        yield f"| {number} | {kind.__name__} | {meaning} |"
 
 
 def _about(kind: type[object]) -> tuple[str, dict[str, str]]:
