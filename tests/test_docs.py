@@ -183,6 +183,31 @@ def test_every_file_that_a_page_names_exists() -> None:
             assert (ROOT / name).exists(), f"{page} names {name}"
 
 
+def test_every_path_that_the_image_copies_exists() -> None:
+    lines = (ROOT / "examples" / "Dockerfile").read_text().splitlines()
+    copied = [path for line in lines if line.startswith("COPY ") for path in line.split()[1:-1]]
+    assert {"pyproject.toml", "hatch_build.py", "parenv", "examples"} <= {*copied}
+    assert [path for path in copied if not (ROOT / path).exists()] == []
+
+
+def parts(text: str) -> list[str]:
+    """Return the names of generated parts in a text without code, as their beginnings and ends name them."""
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [mark for mark in re.findall(r"<!-- (.*?) -->", text) if not re.match(r"(not run:|needs) \S", mark)]
+
+
+def test_each_generated_part_has_a_beginning_an_end_and_a_content() -> None:
+    for page in PAGES:
+        names = parts(page.read_text())
+        assert [f"end of {name}" for name in names[::2]] == names[1::2], page
+        assert not re.search(r"<!-- ([^>]+) -->\s*<!-- end of \1 -->", page.read_text()), page
+
+
+def test_names_of_generated_parts_are_told_from_other_comments_and_from_code() -> None:
+    text = "<!-- a b -->1<!-- end of a b -->\n`<!-- c -->`\n```text\n<!-- d -->\n```\n<!-- not run: x -->\n<!-- needs y -->"
+    assert parts(text + "\n<!-- e -->") == ["a b", "end of a b", "e"]
+
+
 @pytest.mark.more
 def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
     steps = sorted(str(path) for path in (ROOT / "examples" / "tutorial").glob("*.py"))
