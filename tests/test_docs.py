@@ -204,8 +204,8 @@ def test_each_generated_part_has_a_beginning_an_end_and_a_content() -> None:
 
 
 def test_names_of_generated_parts_are_told_from_other_comments_and_from_code() -> None:
-    text = "<!-- a b -->1<!-- end of a b -->\n`<!-- c -->`\n```text\n<!-- d -->\n```\n<!-- not run: x -->\n<!-- needs y -->"
-    assert parts(text + "\n<!-- e -->") == ["a b", "end of a b", "e"]
+    others = "`<!-- c -->`\n```text\n<!-- d -->\n```\n<!-- not run: x -->\n<!-- needs y -->"
+    assert parts(f"<!-- a b -->1<!-- end of a b -->\n{others}\n<!-- e -->") == ["a b", "end of a b", "e"]
 
 
 @pytest.mark.more
