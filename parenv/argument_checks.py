@@ -16,7 +16,7 @@ def instance_of(name: str, value: Any, kind: type[T]) -> T:
     """Return the value if it is an option object of this kind. The error about a dict contains the call to write."""
     if not isinstance(value, kind):
         made = ", ".join(f"{key}={part!r}" for key, part in value.items()) if isinstance(value, dict) else "..."
-        raise ConfigurationError(f"{name} must be parenv.{kind.__name__}({made}), got {value!r}")
+        raise ConfigurationError(f"{name} must be {kind.__name__}({made}), got {value!r}")
     return value
 
 

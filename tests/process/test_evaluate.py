@@ -294,7 +294,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"workers": WorkerOptions(step_workers=2)}, "num_workers=1 must be left out with step_workers=2"),
     ({"workers": WorkerOptions(step_threads=2)}, "step_threads needs a pool"),
     ({"workers": WorkerOptions(python="/usr/bin/python3")}, "must be named"),
-    ({"workers": {"threads": 2}}, "workers must be parenv.WorkerOptions"),
+    ({"workers": {"threads": 2}}, "workers must be WorkerOptions"),
     ({"out": "/proc/results.jsonl"}, "cannot be written"),
     ({"out": "/dev/null/results.jsonl"}, "cannot be made"),
 ]

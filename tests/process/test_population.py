@@ -485,7 +485,7 @@ def make_none(hyperparameters: dict[str, float]) -> Any:
         ({"env_fn": [Short, Short]}, "env_fn must be one factory, .* got a sequence of 2"),
         ({"env_fn": "NoSuchEnv-v0"}, "must be registered with Gymnasium"),
         ({"mode": "fast"}, "mode must be one of 'sync', 'async'"),
-        ({"fitness": {"episodes": 3}}, r"fitness must be parenv.population.Fitness\(episodes=3\)"),
+        ({"fitness": {"episodes": 3}}, r"fitness must be Fitness\(episodes=3\)"),
         (
             {"workers": WorkerOptions(device=("cpu", "cuda:99"))},
             "WorkerOptions.device must name a device .* got 'cuda:99'",

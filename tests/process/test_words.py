@@ -127,7 +127,7 @@ def test_a_missing_device_is_an_error_before_a_process_starts(device: str, messa
 
 
 def test_the_error_for_a_dict_in_place_of_options_has_the_right_call() -> None:
-    wanted = re.escape("workers must be parenv.WorkerOptions(threads=2), got {'threads': 2}")
+    wanted = re.escape("workers must be WorkerOptions(threads=2), got {'threads': 2}")
     with pytest.raises(ConfigurationError, match=wanted):
         AsyncWorkerPool("CartPole-v1", zeros, workers={"threads": 2})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=wanted):

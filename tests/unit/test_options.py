@@ -24,7 +24,7 @@ def test_a_criterion_holds_from_its_limit_on(name: str) -> None:
 
 
 def test_stop_must_be_a_stop_object() -> None:
-    with pytest.raises(ConfigurationError, match=r"^stop must be parenv\.Stop\(\.\.\.\), got 1000$"):
+    with pytest.raises(ConfigurationError, match=r"^stop must be Stop\(\.\.\.\), got 1000$"):
         options_of("stop", 1000, Stop)
     assert options_of("stop", None, Stop) == Stop()
 

@@ -15,7 +15,8 @@ from scripts import printed_by
 from parenv import ParallelVectorEnv, WorkerOptions
 from parenv.platform import system
 
-FOLDER = str(Path(__file__).parent)
+FOLDER = str(Path(__file__).parents[1] / "portable")
+"""Folder of the guard. It holds no tests, since pytest puts folders of tests on the path, and hosts would be guarded."""
 
 
 class Missing(gym.Wrapper):  # type: ignore[type-arg]
