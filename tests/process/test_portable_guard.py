@@ -16,7 +16,7 @@ from parenv import ParallelVectorEnv, WorkerOptions
 from parenv.platform import system
 
 FOLDER = str(Path(__file__).parents[1] / "portable")
-"""Folder of the guard. It holds no tests, since pytest puts folders of tests on the path, and hosts would be guarded."""
+"""Folder of the guard. It holds no tests: pytest puts folders of tests on the path, and hosts would be guarded too."""
 
 
 class Missing(gym.Wrapper):  # type: ignore[type-arg]
