@@ -1,4 +1,4 @@
-"""Check that the workflow, CITATION.cff and CONTRIBUTING.md agree with the project."""
+"""Check that the workflows, CITATION.cff and CONTRIBUTING.md agree with the project."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+WORKFLOWS = ROOT / ".github" / "workflows"
+
+
 @pytest.fixture
 def workflow() -> Any:
-    return pytest.importorskip("yaml").safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    return pytest.importorskip("yaml").safe_load((WORKFLOWS / "ci.yml").read_text())
 
 
 def test_the_workflow_runs_every_python_that_is_claimed(workflow: Any) -> None:
@@ -28,12 +31,31 @@ def test_the_workflow_runs_every_python_that_is_claimed(workflow: Any) -> None:
 
 
 def test_every_named_make_target_exists(workflow: Any) -> None:
-    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job.get("steps", [])]
     wanted = {words.split()[1] for words in steps if words.startswith("make ")}
     assert wanted >= {"test", "test-more", "test-lowest", "soak"}
     known = {name for line in TARGETS for name in line.split()}
     text = (ROOT / "CONTRIBUTING.md").read_text()
     assert {*wanted, *re.findall(r"`make ([\w-]+)`", text)} - {"docs"} <= known
+
+
+def test_each_action_is_pinned_by_its_hash_and_names_its_version() -> None:
+    pinned = re.compile(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+|\./\.github/workflows/[\w-]+\.yml")
+    for path in WORKFLOWS.glob("*.yml"):
+        assert [line for line in re.findall(r"uses: (.*)", path.read_text()) if not pinned.fullmatch(line)] == [], path
+
+
+def test_only_the_job_that_publishes_may_sign() -> None:
+    yaml = pytest.importorskip("yaml")
+    for path in WORKFLOWS.glob("*.yml"):
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"] == {"contents": "read"}, path
+        may = {name for name, job in workflow["jobs"].items() if "permissions" in job}
+        assert may == ({"publish"} if path.name == "release.yml" else set()), path
+
+
+def test_the_tag_of_a_release_is_compared_with_the_version_as_it_is_written() -> None:
+    assert (ROOT / "parenv" / "version.py").read_text().splitlines()[-1] == f'VERSION = "{parenv.__version__}"'
 
 
 def test_the_citation_names_the_current_version() -> None:
@@ -46,5 +68,5 @@ def test_the_citation_names_the_current_version() -> None:
 def test_yaml_files_are_valid() -> None:
     yaml = pytest.importorskip("yaml")
     paths = [ROOT / ".pre-commit-config.yaml", *(ROOT / ".github").rglob("*.yml")]
-    assert len(paths) == 6
+    assert len(paths) == 8
     assert all(yaml.safe_load(path.read_text()) for path in paths)
