@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from docutils import nodes
 import parenv
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT))
+from hatch_build import address, whole_links  # noqa: E402
 
 project, author, copyright = "parenv", "the authors of parenv", "the authors of parenv"
 version = release = parenv.__version__
@@ -21,7 +24,7 @@ html_title = f"parenv {version}"
 html_static_path = ["static"]
 html_css_files = ["parenv.css"]
 html_show_sourcelink = False
-html_theme_options = {
+html_theme_options: dict[str, Any] = {
     "light_css_variables": {
         "color-brand-primary": "#08519c",
         "color-brand-content": "#1f6fb4",
@@ -29,6 +32,8 @@ html_theme_options = {
     },
     "dark_css_variables": {"color-brand-primary": "#7db8ec", "color-brand-content": "#7db8ec"},
 }
+if address():
+    html_theme_options |= {"source_repository": f"{address()}/", "source_branch": "main", "source_directory": "docs/"}
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 
@@ -49,7 +54,7 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 
 
 def add_architecture(app: Any, docname: str, source: list[str]) -> None:
-    """Append ARCHITECTURE.md to its developer page. Links into docs are kept, and other links become plain text."""
+    """Append ARCHITECTURE.md to its developer page. Links out of docs need the address of the repository."""
     if docname == "developer/architecture" and ARCHITECTURE.exists():
         text = re.sub(r"\A# .*\n", "", ARCHITECTURE.read_text())
         text = re.sub(r"\]\(docs/", "](../", text)
@@ -58,7 +63,8 @@ def add_architecture(app: Any, docname: str, source: list[str]) -> None:
 
 
 def _kept_below_docs(link: re.Match[str]) -> str:
-    return link[0] if (Path(__file__).parent / "developer" / link[2].partition("#")[0]).exists() else link[1]
+    kept = (Path(__file__).parent / "developer" / link[2].partition("#")[0]).exists()
+    return link[0] if kept else whole_links(link[0], address())
 
 
 def shorten_paths(app: Any, doctree: Any) -> None:

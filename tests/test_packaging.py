@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +17,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("hatchling")
-from hatch_build import whole_links
+from hatch_build import WRITTEN, address, urls, whole_links, with_advisories, with_citation
 from parenv.platform import system
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +25,9 @@ README = "[here](docs/a.md) ![plot](results/p.png) [there](https://example.org) 
 
 
 def run(*command: object, cwd: Path = ROOT) -> str:
-    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=250)
+    # A PYTHONPATH would hide the installed package.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=250, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -39,6 +45,50 @@ def test_links_into_the_repository_become_absolute_if_it_has_an_address() -> Non
         "[there](https://example.org) [below](#b)"
     )
     assert whole_links(README, "") == "here  [there](https://example.org) [below](#b)"
+
+
+def test_the_files_of_the_repository_have_its_address() -> None:
+    for name, with_address in WRITTEN.items():
+        text = (ROOT / name).read_text()
+        assert with_address(text, address()) == text, f"run python hatch_build.py, which writes {name}"
+
+
+def test_the_address_can_be_written_changed_and_left_out() -> None:
+    for name, with_address in WRITTEN.items():
+        without = with_address((ROOT / name).read_text(), "")
+        assert "https://host" not in without
+        first = with_address(without, "https://host/a")
+        assert first.count("https://host/a") == 1, name
+        assert with_address(first, "https://host/b") == first.replace("https://host/a", "https://host/b")
+        assert with_address(first, "") == without
+    assert with_citation("version: 1\nlicense: MIT\n", "x") == 'version: 1\nrepository-code: "x"\nlicense: MIT\n'
+    assert with_advisories("By the security advisories of the repository.", "x") == (
+        "By the [security advisories](x/security/advisories/new) of the repository."
+    )
+    assert urls("") == {}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("repository", ["", "https://host/me/parenv"])
+def test_the_metadata_is_valid_with_and_without_an_address(repository: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "parenv", source / "parenv", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    project = (source / "pyproject.toml").read_text()
+    line = f'\nrepository = "{address()}"\n'
+    assert project.count(line) == 1
+    (source / "pyproject.toml").write_text(project.replace(line, f'\nrepository = "{repository}"\n'))
+    wheel = built("wheel", source, tmp_path / "built")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = message_from_bytes(archive.read(name))
+    assert dict(entry.split(", ") for entry in metadata.get_all("Project-URL", [])) == urls(repository)
+    page = str(metadata.get_payload())
+    assert ("](https://host/me/parenv/blob/main/docs/quickstart.md)" in page) == bool(repository)
+    assert not re.search(r"\]\((?!https?:|#)", page)
+    if importlib.util.find_spec("twine"):
+        run(sys.executable, "-m", "twine", "check", "--strict", wheel)
 
 
 @pytest.fixture(scope="module")
