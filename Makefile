@@ -52,7 +52,7 @@ types: .venv/dev
 		--disable-error-code has-type
 
 fuzz: .venv/dev
-	$(PIP) --editable ".[fuzz]"
+	$(PIP) --group fuzz
 	cd tests && ../.venv/bin/python -m fuzz.inputs ../build/fuzz
 	mkdir -p build/fuzz/found
 	cd tests && ../.venv/bin/python -m fuzz.fuzz_frames -max_total_time=600 -max_len=60000 -rss_limit_mb=3000 \
@@ -71,7 +71,7 @@ bench: .venv/dev
 	touch $@
 
 .venv/dev: .venv/python pyproject.toml constraints.txt
-	$(PIP) --group dev --editable ".[progress,bench,sb3,torchrl,export,tensorboard,ray,datasets,eval]"
+	$(PIP) --group dev --editable ".[progress,sb3,torchrl,export,tensorboard,ray,datasets,eval]"
 	touch $@ .venv/demo
 
 .venv-lowest/done: pyproject.toml constraints-lowest.txt

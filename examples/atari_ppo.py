@@ -6,7 +6,7 @@ one (Machado et al., 2018, arXiv:1709.06009). Rollouts store pixels as bytes in 
 them to floats. Training stops when the mean return of the last 100 episodes reaches `--stop-return`. Pong takes several
 million env steps, which are hours on two cores.
 
-    pip install ".[bench]"
+    pip install ale-py opencv-python-headless
     python examples/atari_ppo.py --num-workers 2
 
 prints the env steps, the seconds and the mean return of the last 100 episodes, every 10,000 env steps and at the end.
@@ -31,7 +31,9 @@ from parenv.returns import gae
 try:
     import ale_py
 except ImportError:
-    raise SystemExit('atari_ppo.py needs the Arcade Learning Environment: pip install ".[bench]"') from None
+    raise SystemExit(
+        "atari_ppo.py needs the Arcade Learning Environment: pip install ale-py opencv-python-headless"
+    ) from None
 
 
 @dataclass

@@ -57,7 +57,7 @@ def parse(args_class: type[AnyArgs], argv: Sequence[str] | None = None) -> AnyAr
         try:
             from matplotlib import figure as figure
         except ImportError:
-            parser.error('--plot needs matplotlib: pip install ".[bench]"')
+            parser.error("--plot needs matplotlib: pip install matplotlib")
     return args
 
 

@@ -20,19 +20,19 @@ def installed_version(package: str) -> str | None:
 def install_command(extra: str, upgrade: bool = False) -> str:
     """Return the command that installs an extra of parenv, which is installed from a clone.
 
-    >>> print(install_command("bench"))
-    pip install ".[bench]" (in a clone of parenv)
+    >>> print(install_command("eval"))
+    pip install ".[eval]" (in a clone of parenv)
     """
     return f'pip install {"--upgrade " * upgrade}".[{extra}]" (in a clone of parenv)'
 
 
-def require(module: str, by: str, extra: str) -> Any:
-    """Import a module of a library that an extra of parenv installs.
+def require(module: str, by: str, extra: str | None) -> Any:
+    """Import a module of a library that parenv does not depend on.
 
     Args:
         module: Full name of the module.
         by: Feature that needs the module, as the subject of the error message.
-        extra: Name of the extra, such as ``"bench"``.
+        extra: Name of the extra that installs the library, such as ``"eval"``, or ``None`` if no extra does.
 
     Raises:
         ConfigurationError: The library is not installed.
@@ -41,6 +41,5 @@ def require(module: str, by: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        raise ConfigurationError(
-            f"{by} needs {library}, which is not installed. Run: {install_command(extra)}"
-        ) from error
+        command = install_command(extra) if extra else f"pip install {library}"
+        raise ConfigurationError(f"{by} needs {library}, which is not installed. Run: {command}") from error

@@ -35,7 +35,7 @@ def check_plotting(path: Path | None = None) -> None:
     Raises:
         ConfigurationError: ``matplotlib`` is not installed, or does not have this format.
     """
-    figure = require("matplotlib.figure", "a plot", "bench").Figure()
+    figure = require("matplotlib.figure", "a plot", None).Figure()
     formats = sorted(figure.canvas.get_supported_filetypes())
     if path is not None and path.suffix and path.suffix[1:].lower() not in formats:
         raise ConfigurationError(f"the format of a plot must be one of {', '.join(formats)}, got {path}")
