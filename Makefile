@@ -1,16 +1,20 @@
 # Start with make demo and make test. Both create .venv first. make test-more runs the slower tests.
 PYTHON ?= python3
+# Extras that the tests of make test use if they are installed. CI tests each extra in a job of its own.
+EXTRAS ?= progress,sb3,torchrl,export,tensorboard,ray,datasets,eval
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-more test-portable test-lowest lint types soak fuzz bench clean
+.PHONY: demo test pytest test-more test-portable test-lowest lint types soak fuzz bench clean
 
 demo: .venv/demo
 	.venv/bin/python examples/demo.py
 
 # Many tests wait, so three run at a time. They need cached bytecode: without it, each of their processes would compile
 # the package again.
-test test-more test-portable soak: export PYTHONDONTWRITEBYTECODE =
-test: .venv/dev lint types
+pytest test-more test-portable soak: export PYTHONDONTWRITEBYTECODE =
+test: lint types pytest
+
+pytest: .venv/dev
 	.venv/bin/pytest -m "not more and not soak" --numprocesses 4 --dist worksteal
 
 # Tests that must also pass on every commit but take longer.
@@ -22,11 +26,11 @@ test-portable: .venv/dev
 	PARENV_PLATFORM=posix PYTHONPATH=$(CURDIR)/tests/portable .venv/bin/pytest -m "not more and not soak and not linux" \
 		--numprocesses 4 --dist worksteal
 
-# The main features, with the lowest version of each dependency that parenv declares.
-test-lowest: .venv-lowest/done
-	.venv-lowest/bin/pytest tests/unit/test_plain.py tests/unit/test_infos.py tests/unit/test_pinning.py \
-		tests/unit/test_rollout.py tests/process/test_drop_in.py tests/process/test_rollouts.py tests/process/test_calls.py \
-		tests/process/test_gradients.py tests/test_readme.py::test_a_vector_env_steps
+# The main features and each extra, with the lowest version of each dependency that parenv declares. LOWEST=sb3 tests
+# only this extra, LOWEST=base none. The oldest torch is a CUDA build of several gigabytes on Linux.
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python tests/extras.py --lowest $(LOWEST)
 
 # Last, and alone: the hundred million rounds occupy all cores for an hour and a half.
 WAKE_UP = tests/unit/test_wake_up.py
@@ -71,14 +75,8 @@ bench: .venv/dev
 	touch $@
 
 .venv/dev: .venv/python pyproject.toml constraints.txt
-	$(PIP) --group dev --editable ".[progress,sb3,torchrl,export,tensorboard,ray,datasets,eval]"
+	$(PIP) --group dev --editable ".[$(EXTRAS)]"
 	touch $@ .venv/demo
-
-.venv-lowest/done: pyproject.toml constraints-lowest.txt
-	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --constraint constraints-lowest.txt \
-		--editable . pytest pytest-timeout hypothesis psutil
-	touch $@
 
 clean:
 	rm -rf .venv .venv-lowest build dist

@@ -15,8 +15,11 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 pytest.importorskip("hatchling")
+from extras import TESTS, declared, name_of, pins
+
 from hatch_build import WRITTEN, address, urls, whole_links, with_advisories, with_citation
 from parenv.platform import system
 
@@ -136,10 +139,11 @@ def test_the_built_package_works_in_a_new_environment(kind: str, sdist: Path, tm
     assert run(python.parent / "parenv", "--version", cwd=tmp_path).strip() == f"parenv {version}"
 
 
-def test_the_lowest_claimed_versions_are_tested() -> None:
-    lowest = dict(
-        line.split("==") for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if "==" in line
-    )
-    claimed = (ROOT / "pyproject.toml").read_text()
-    for name in ("gymnasium", "numpy", "cloudpickle", "pyzmq"):
-        assert f'"{name}>={lowest[name].removesuffix(".0")}"' in claimed, name
+def test_the_lowest_version_of_each_declared_dependency_is_tested() -> None:
+    assert {*TESTS} == {*declared()}
+    for extra, requirements in declared().items():
+        for requirement in requirements:
+            name, _, lowest = requirement.partition(">=")
+            pinned = pins(extra)[name_of(name)]
+            assert Version(pinned) == Version(lowest), f"{extra}: {requirement} is tested with {pinned}"
+        assert all((ROOT / test.partition("::")[0]).exists() for test in TESTS[extra])

@@ -30,10 +30,19 @@ def test_the_workflow_runs_every_python_that_is_claimed(workflow: Any) -> None:
     assert PROJECT["requires-python"] == f">={named[0]}"
 
 
+def test_each_extra_has_a_job_and_one_with_the_lowest_versions(workflow: Any) -> None:
+    extras = {*PROJECT["optional-dependencies"]}
+    jobs = {name: workflow["jobs"][name]["strategy"] for name in ("extra", "lowest")}
+    assert {*jobs["extra"]["matrix"]["extra"]} == extras
+    assert {*jobs["lowest"]["matrix"]["extra"]} == {"base", *extras}
+    assert not any(strategy["fail-fast"] for strategy in jobs.values())
+
+
 def test_every_named_make_target_exists(workflow: Any) -> None:
     steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job.get("steps", [])]
-    wanted = {words.split()[1] for words in steps if words.startswith("make ")}
-    assert wanted >= {"test", "test-more", "test-lowest", "soak"}
+    made = [re.sub(r"\$\{\{.*?\}\}", "", words).split()[1:] for words in steps if words.startswith("make ")]
+    wanted = {word for words in made for word in words if "=" not in word}
+    assert wanted >= {"lint", "types", "pytest", "test-more", "test-lowest", "fuzz", "soak"}
     known = {name for line in TARGETS for name in line.split()}
     text = (ROOT / "CONTRIBUTING.md").read_text()
     assert {*wanted, *re.findall(r"`make ([\w-]+)`", text)} - {"docs"} <= known

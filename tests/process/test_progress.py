@@ -167,6 +167,13 @@ def test_a_title_may_have_square_brackets() -> None:
     assert "run [/a]" in shown.getvalue()
 
 
+@pytest.fixture
+def tensorboard_is_imported() -> None:
+    """Import TensorBoard before a test has a pool: torch 2.3 keeps the frames of this import, and their variables."""
+    import torch.utils.tensorboard  # noqa: F401
+
+
+@pytest.mark.usefixtures("tensorboard_is_imported")
 def test_curves_are_over_env_steps(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
