@@ -1,3 +1,3 @@
 """Version of parenv."""
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"

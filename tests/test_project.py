@@ -74,6 +74,14 @@ def test_the_citation_names_the_current_version() -> None:
     assert citation["license"] == PROJECT["license"]
 
 
+def test_the_changelog_has_the_current_version_with_a_migration_for_each_breaking_change() -> None:
+    newest = (ROOT / "CHANGELOG.md").read_text().partition(f"\n## {parenv.__version__} - ")[2].partition("\n## ")[0]
+    breaking = newest.partition("### Breaking changes\n")[2].partition("\n### ")[0]
+    entries = re.split(r"^\* ", breaking, flags=re.MULTILINE)[1:]
+    assert entries
+    assert [entry for entry in entries if entry.count("*Migration:*") != 1] == []
+
+
 def test_yaml_files_are_valid() -> None:
     yaml = pytest.importorskip("yaml")
     paths = [ROOT / ".pre-commit-config.yaml", *(ROOT / ".github").rglob("*.yml")]
