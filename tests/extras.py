@@ -1,6 +1,7 @@
-"""Test parenv without extras and with each extra alone: python tests/extras.py [--lowest] [EXTRA]...
+"""Test parenv without extras and with each extra: python tests/extras.py [--lowest] [EXTRA]...
 
-Run it in an environment of its own, which it changes: it installs parenv with one extra after the other. ``--lowest``
+Run it in an environment of its own, which it changes: it installs parenv with one extra after the other, and keeps the
+libraries of earlier ones. CI tests each extra in an environment of its own. ``--lowest``
 installs the lowest versions that pyproject.toml declares, from constraints-lowest.txt. At the end it prints the
 versions, how many tests ran, and what was not covered. ``base`` stands for no extra.
 """
