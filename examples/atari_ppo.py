@@ -31,9 +31,7 @@ from parenv.returns import gae
 try:
     import ale_py
 except ImportError:
-    raise SystemExit(
-        "atari_ppo.py needs the Arcade Learning Environment: pip install ale-py opencv-python-headless"
-    ) from None
+    raise SystemExit("atari_ppo.py needs ale-py and OpenCV: pip install ale-py opencv-python-headless") from None
 
 
 @dataclass

@@ -77,16 +77,16 @@ def install(extra: str, constraints: dict[str, str], folder: Path) -> None:
     subprocess.run([*pip, "--editable", "." if extra == "base" else f".[{extra}]", *TOOLS], cwd=ROOT, check=True)
 
 
-def run(extra: str, folder: Path) -> tuple[bool, int, list[str]]:
-    """Run the tests of an extra; return whether all passed, how many ran, and which were skipped for which reason."""
+def run(extra: str, folder: Path) -> tuple[int, int, list[str]]:
+    """Run the tests of an extra; return the status of pytest, the number of tests that ran, and the skipped ones."""
     results = folder / "results.xml"
     # Named tests run although they are slow ones of make test-more.
     marks = [] if "::" in TESTS[extra][0] else ["-m", "not more and not soak"]
     command = [sys.executable, "-m", "pytest", *marks, f"--junit-xml={results}", *TESTS[extra]]
-    passed = subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
     cases = list(ElementTree.parse(results).getroot().iter("testcase")) if results.exists() else []
     skipped = {case.get("name", ""): skip.get("message", "") for case in cases for skip in case.iter("skipped")}
-    return passed, len(cases) - len(skipped), [f"{name}: {reason}" for name, reason in skipped.items()]
+    return status, len(cases) - len(skipped), [f"{name}: {reason}" for name, reason in skipped.items()]
 
 
 def versions(extra: str) -> str:
@@ -107,9 +107,10 @@ def main(arguments: list[str]) -> int:
     for extra in extras:
         with tempfile.TemporaryDirectory() as folder:
             install(extra, pins(extra) if lowest else {}, Path(folder))
-            passed, ran, skipped = run(extra, Path(folder))
-        passed = passed and ran > 0
-        lines += [f"{extra}: {ran} tests {'passed' if passed else 'FAILED'} with {versions(extra).strip()}"]
+            status, ran, skipped = run(extra, Path(folder))
+        passed = status == 0 and ran > 0
+        result = "passed" if passed else f"FAILED (exit status {status} of pytest)"
+        lines += [f"{extra}: {ran} tests {result} with {versions(extra).strip()}"]
         lines += [f"    not covered: {test}" for test in skipped]
         all_passed = all_passed and passed
     lines += [f"{extra}: not covered, because it was not named" for extra in TESTS if extra not in extras]

@@ -278,7 +278,7 @@ def moved() -> list[str]:
 
 def _needs_a_missing_library(name: str) -> bool:
     parts = name.split(".")
-    return parts[1:3] == ["adapters", "tianshou"] and importlib.util.find_spec("tianshou") is None
+    return parts[1:2] == ["adapters"] and parts[2] in ("tianshou", "torchrl") and not importlib.util.find_spec(parts[2])
 
 
 def _public(module: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from typing import Any
 
 import gymnasium as gym
@@ -156,6 +157,7 @@ def test_actions_of_every_space_reach_the_environment(name: str, step_workers: i
                 assert space.contains(as_single(space, at(rollout.actions, row, 0)))
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tensordict") is None, reason="needs parenv[torchrl]")
 @pytest.mark.parametrize("rollout_length", [4, "episode"])
 @pytest.mark.parametrize("name", ["no elements", "parts without elements"])
 def test_rollouts_of_spaces_without_elements_can_be_flattened_and_moved(name: str, rollout_length: Any) -> None:
