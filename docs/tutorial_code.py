@@ -6,6 +6,7 @@ the page with the programs.
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -19,10 +20,11 @@ ARGUMENT = re.compile(r"= int\(sys\.argv\[1\]\) if len\(sys\.argv\) > 1 else ")
 
 
 def filled(page: str) -> str:
-    """Return the page with the code of each step between its markers."""
+    """Return the page with the code of each step between its markers, without definitions of earlier steps."""
+    shown: set[str] = set()
     for path in STEPS:
-        code = pasteable(path.read_text().partition('"""\n\n')[2])
-        block = f"<!-- not run: a test runs each block alone -->\n```python\n{code}```"
+        code = without(shown, pasteable(path.read_text().partition('"""\n\n')[2]))
+        block = f"<!-- not run: a test runs all blocks in their order -->\n```python\n{code}```"
         page = replaced(page, rf"(?<=<!-- {marker(path)} -->\n).*?(?=\n<!-- end of {marker(path)} -->)", block, path)
     return page
 
@@ -30,6 +32,19 @@ def filled(page: str) -> str:
 def pasteable(code: str) -> str:
     """Return code with a constant in place of its argument. A notebook has the arguments of its kernel."""
     return ARGUMENT.sub("= ", code).removeprefix("import sys\n\n")
+
+
+def without(shown: set[str], code: str) -> str:
+    """Return code without the imports, constants, classes and functions in a set, and add those of the code to the set."""
+    lines = code.splitlines(keepends=True)
+    for node in reversed(ast.parse(code).body):
+        first, last = node.lineno - 1, node.end_lineno
+        text = "".join(lines[first:last])
+        if text in shown:
+            del lines[first:last]
+        elif isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef) or text[:1].isupper():
+            shown.add(text)
+    return re.sub(r"\n{4,}", "\n\n\n", "".join(lines)).strip("\n") + "\n"
 
 
 def with_outputs(page: str, output_of: Callable[[Path], str]) -> str:

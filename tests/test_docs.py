@@ -211,16 +211,16 @@ def test_names_of_generated_parts_are_told_from_other_comments_and_from_code() -
 @pytest.mark.more
 def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
     steps = sorted(str(path) for path in (ROOT / "examples" / "tutorial").glob("*.py"))
-    assert len(steps) == 5
+    assert len(steps) == 4
     shown = run_all("2048", steps, tmp_path)
-    assert shown.count("mean return of the last") == 5
+    assert shown.count("mean return of the last") == 4
 
 
 def test_the_tutorial_shows_the_code_of_its_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS))
     code = importlib.import_module("tutorial_code")
     page = (DOCS / "tutorial.md").read_text()
-    assert len(code.STEPS) == 5
+    assert len(code.STEPS) == 4
     assert code.filled(page) == page, "run python docs/tutorial_code.py to update the page"
 
 
@@ -228,18 +228,17 @@ TUTORIAL = [block for block in blocks(DOCS / "tutorial.md") if block[0] in ("pyt
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("step", range(5))
-def test_every_block_of_the_tutorial_runs_alone_and_prints_lines_as_its_output(step: int, tmp_path: Path) -> None:
-    assert [block[0] for block in TUTORIAL] == ["python", "text"] * 5
-    code, output = (block[2] for block in TUTORIAL[2 * step : 2 * step + 2])
-    pasted = "\n".join(code)
-    assert "\nTOTAL_ENV_STEPS = 100_000\n" in pasted
-    (tmp_path / "pasted.py").write_text(pasted.replace("100_000", "4096"))
+def test_the_blocks_of_the_tutorial_run_in_their_order_and_print_lines_as_their_outputs(tmp_path: Path) -> None:
+    assert [block[0] for block in TUTORIAL] == ["python", "text"] * 4
+    code = "\n\n".join("\n".join(lines) + "\nprint('end of block')" for _, _, lines, _ in TUTORIAL[::2])
+    assert code.count("TOTAL_ENV_STEPS = 100_000\n") == 1
+    (tmp_path / "pasted.py").write_text(code.replace("100_000", "4096"))
     # The arguments of a notebook's kernel are not those of the program.
-    lines = run_all("--f=kernel.json", ["pasted.py"], tmp_path).splitlines()[1:]
-    assert re.fullmatch(r"mean return of the last 100 episodes: \d+\.\d", output[0]), output[0]
-    assert lines[0].split(":")[0] == output[0].split(":")[0]
-    assert step == 4 or len(lines) == len(output) == 1
+    printed = run_all("--f=kernel.json", ["pasted.py"], tmp_path).partition("\n")[2].split("end of block\n")[:-1]
+    for (_, _, output, _), lines in zip(TUTORIAL[1::2], map(str.splitlines, printed), strict=True):
+        assert re.fullmatch(r"mean return of the last 100 episodes: \d+\.\d", output[0]), output[0]
+        assert lines[0].split(":")[0] == output[0].split(":")[0]
+        assert len(output) == 1 or lines[1].split(":")[0] == output[1].split(":")[0]
 
 
 def test_every_public_class_has_an_example_that_runs() -> None:

@@ -1,6 +1,6 @@
-"""Step 4: two workers step the environments, act, and compute the returns. This process only learns.
+"""Step 3: two workers step the environments, act, and compute the returns. This process only learns.
 
-    python examples/tutorial/step4_workers.py 100000
+    python examples/tutorial/step3_workers.py 100000
 
 trains for 100,000 env steps and prints the mean return of the last 100 episodes.
 """

@@ -1,6 +1,6 @@
-"""Step 5: workers continue to collect while this process learns, and V-trace corrects for the policy lag.
+"""Step 4: workers continue to collect while this process learns, and V-trace corrects for the policy lag.
 
-    python examples/tutorial/step5_async.py 100000
+    python examples/tutorial/step4_async.py 100000
 
 trains for 100,000 env steps and prints the mean return of the last 100 episodes, the number of rollouts by policy lag,
 and advice on the settings. V-trace is the off-policy correction of IMPALA (Espeholt et al., 2018, arXiv:1802.01561).
