@@ -1,4 +1,4 @@
-"""Write the options in reference/command-line.md from the parser: python docs/command_tables.py.
+"""Write the arguments in reference/command-line.md from the parser: python docs/command_tables.py.
 
 A test compares the page with the parser.
 """
@@ -26,24 +26,19 @@ def commands(of: argparse.ArgumentParser, name: str = "parenv") -> Iterator[tupl
                 yield from commands(one, f"{name} {word}")
 
 
-def table(of: argparse.ArgumentParser) -> str:
-    """Return the arguments of a command as a table."""
-    rows = ["| argument | meaning |", "|---|---|"]
-    for action in of._actions:
-        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
-            continue
-        names = ", ".join(f"`{option}`" for option in action.option_strings) or f"`{action.metavar or action.dest}`"
-        text = (action.help or "") % {**vars(action), "prog": of.prog}
-        rows.append(f"| {names} | {text.replace('|', chr(92) + '|')} |")
-    return "\n".join(rows)
+def arguments(of: argparse.ArgumentParser) -> str:
+    """Return the names of the arguments of a command as a line."""
+    shown = [a for a in of._actions if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction)]
+    names = [a.option_strings[-1] if a.option_strings else a.metavar or a.dest for a in shown]
+    return f"Arguments: {', '.join(f'`{name}`' for name in names)}."
 
 
 def filled(page: str) -> str:
-    """Return the page with the table of each command between its markers."""
-    tables = {name: table(one) for name, one in commands(parser())}
+    """Return the page with the arguments of each command between its markers."""
+    lines = {name: arguments(one) for name, one in commands(parser())}
 
     def written(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n{tables[match[1]]}\n<!-- end of {match[1]} -->"
+        return f"<!-- {match[1]} -->\n{lines[match[1]]}\n<!-- end of {match[1]} -->"
 
     return re.sub(r"<!-- (parenv [^>]+?) -->.*?<!-- end of \1 -->", written, page, flags=re.DOTALL)
 

@@ -5,14 +5,12 @@ A test compares the page with the code.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from parenv.protocol.conversation import TRANSITIONS
 from parenv.protocol.frames import HEADER_BYTES, PROTOCOL_VERSION
-from parenv.protocol.messages import KINDS
 
 PAGE = Path(__file__).parent / "developer" / "protocol.md"
 
@@ -20,7 +18,7 @@ PAGE = Path(__file__).parent / "developer" / "protocol.md"
 def tables() -> dict[str, str]:
     """Return the generated parts with their markers, by name."""
     parts = {"version": f"{PROTOCOL_VERSION}", "header": f"{HEADER_BYTES}"}
-    parts |= {"messages": "\n" + "\n".join(_messages()) + "\n", "states": "\n" + "\n".join(_states()) + "\n"}
+    parts["states"] = "\n" + "\n".join(_states()) + "\n"
     return {name: f"<!-- {name} -->{text}<!-- end of {name} -->" for name, text in parts.items()}
 
 
@@ -28,22 +26,6 @@ def filled(page: str) -> str:
     """Return the page with each generated part between its markers."""
     found = tables()
     return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], page, flags=re.DOTALL)
-
-
-def _messages() -> Iterator[str]:
-    yield "| kind | message | meaning |"
-    yield "|---|---|---|"
-    for number, kind in enumerate(KINDS):
-        summary, _ = _about(kind)
-        meaning = re.sub(r":\w+:`([^`]*)`", r"`\1`", " ".join(summary.split()))
-        yield f"| {number} | {kind.__name__} | {meaning} |"
-
-
-def _about(kind: type[object]) -> tuple[str, dict[str, str]]:
-    """Return the summary of a message and its fields from its docstring."""
-    summary, _, args = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
-    joined = re.sub(r"\n {6,}", " ", args).replace("``", "`")
-    return summary.strip().replace("``", "`"), dict(re.findall(r"^ *(\w+): (.*)$", joined, re.MULTILINE))
 
 
 def _states() -> Iterator[str]:

@@ -35,7 +35,7 @@ def pasteable(code: str) -> str:
 
 
 def without(shown: set[str], code: str) -> str:
-    """Return code without the imports, constants, classes and functions in a set, and add those of the code to the set."""
+    """Return code without the definitions in a set, and add the other definitions of the code to the set."""
     lines = code.splitlines(keepends=True)
     for node in reversed(ast.parse(code).body):
         first, last = node.lineno - 1, node.end_lineno

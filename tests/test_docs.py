@@ -22,6 +22,7 @@ import pytest
 
 import parenv
 from parenv.cli.main import parser
+from parenv.protocol.messages import KINDS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -346,8 +347,13 @@ def test_the_page_on_the_protocol_is_up_to_date(monkeypatch: pytest.MonkeyPatch)
     tables = importlib.import_module("protocol_tables")
     page = (DOCS / "developer" / "protocol.md").read_text()
     assert tables.filled(page) == page, "run python docs/protocol_tables.py to update the page"
-    for kind in tables.KINDS:
-        assert set(tables._about(kind)[1]) in ({field.name for field in fields(kind)}, set()), kind
+
+
+def test_the_docstring_of_a_message_describes_all_of_its_fields_or_none() -> None:
+    for kind in KINDS:
+        args = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")[2]
+        described = set(re.findall(r"^ {4}(\w+): ", args, re.MULTILINE))
+        assert described in ({field.name for field in fields(kind)}, set()), kind
 
 
 def test_the_gallery_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
