@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Iterator[Any]:
         return started[-1]
 
     def driver() -> str:
-        of_ray, _, of_hosts = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+        of_ray, of_hosts = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
         (made,) = re.findall(r"^placement = .*\n", of_hosts, re.MULTILINE)
         program = re.sub(r"^placement = .*\n", made, of_ray, flags=re.MULTILINE)
         changes = {"RayPlacement": "RemotePlacement", "num_envs=64": "num_envs=64, num_workers=4"}
@@ -87,10 +87,8 @@ def test_keys_hosts_and_driver(run: Any) -> None:
 @pytest.mark.more
 def test_under_slurm(run: Any) -> None:
     run("parenv keys create keys cluster").communicate(timeout=SECONDS)
-    command = (
-        one_liner("srun").replace("cluster.key", "keys/cluster.key").replace("--num-workers 16", "--num-workers 1")
-    )
-    job = run(command)
+    (command,) = [command for command in commands() if command.startswith("srun")]
+    job = run(command.replace("--num-workers 16", "--num-workers 1"))
     assert re.search(r"^hosts +4,", run.driver(), re.MULTILINE)
     assert job.communicate(timeout=SECONDS)[0].count("the driver has closed its pool") == 4
     assert job.returncode == 0
