@@ -2,8 +2,8 @@
 
     python examples/tutorial/step4_async.py 100000
 
-trains for 100,000 env steps and prints the mean return of the last 100 episodes, the number of rollouts by policy lag,
-and advice on the settings. V-trace is the off-policy correction of IMPALA (Espeholt et al., 2018, arXiv:1802.01561).
+trains for 100,000 env steps and prints the mean return of the last 100 episodes and the number of rollouts by policy lag.
+V-trace is the off-policy correction of IMPALA (Espeholt et al., 2018, arXiv:1802.01561).
 """
 
 import sys
@@ -67,4 +67,3 @@ with AsyncWorkerPool(
         pool.publish(agent)
     print(f"mean return of the last 100 episodes: {pool.statistics().mean_return:.1f}")
     print(f"rollouts by policy lag: {dict(pool.statistics().policy_lag)}")
-    print(pool.advice())
