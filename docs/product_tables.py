@@ -33,10 +33,7 @@ def _worker_options() -> Iterator[str]:
 
 
 def _named_policies() -> Iterator[str]:
-    yield "| feature | reason, and what to do |"
-    yield "|---|---|"
-    for what, why in _REFUSED.values():
-        yield f"| {what if ' ' in what else f'`{what}`'} | {why[0].upper()}{why[1:]} |"
+    yield "\n".join(f"* {what if ' ' in what else f'`{what}`'}" for what, _ in _REFUSED.values())
 
 
 def _systems() -> Iterator[str]:

@@ -2,7 +2,7 @@
 
     python examples/tutorial/step4_async.py 100000
 
-trains for 100,000 env steps and prints the mean return of the last 100 episodes and the number of rollouts by policy lag.
+trains for 100,000 env steps and prints the mean return of the last 100 episodes and the rollouts by policy lag.
 V-trace is the off-policy correction of IMPALA (Espeholt et al., 2018, arXiv:1802.01561).
 """
 
