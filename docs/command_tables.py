@@ -26,16 +26,16 @@ def commands(of: argparse.ArgumentParser, name: str = "parenv") -> Iterator[tupl
                 yield from commands(one, f"{name} {word}")
 
 
-def arguments(of: argparse.ArgumentParser) -> str:
+def arguments(name: str, of: argparse.ArgumentParser) -> str:
     """Return the names of the arguments of a command as a line."""
     shown = [a for a in of._actions if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction)]
-    names = [a.option_strings[-1] if a.option_strings else a.metavar or a.dest for a in shown]
-    return f"Arguments: {', '.join(f'`{name}`' for name in names)}."
+    taken = [a.option_strings[-1] if a.option_strings else a.metavar or a.dest for a in shown]
+    return f"Arguments of `{name}`: {', '.join(f'`{argument}`' for argument in taken)}."
 
 
 def filled(page: str) -> str:
     """Return the page with the arguments of each command between its markers."""
-    lines = {name: arguments(one) for name, one in commands(parser())}
+    lines = {name: arguments(name, one) for name, one in commands(parser())}
 
     def written(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{lines[match[1]]}\n<!-- end of {match[1]} -->"

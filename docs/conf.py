@@ -82,10 +82,10 @@ YIELDED = {f"parenv.{name}" for name in ("Rollout", "Transitions", "Gradient", "
 def shorten_signature(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Hide the arguments of classes that only parenv makes, and show ``...`` for the default ``<factory>``."""
+    """Hide the arguments of classes that only parenv makes, and show ``...`` for defaults that are objects."""
     if name in YIELDED:
         return "", returned
-    return signature and signature.replace("<factory>", "..."), returned
+    return signature and re.sub(r"<factory>|<function <lambda>>", "...", signature), returned
 
 
 def setup(app: Any) -> None:

@@ -44,7 +44,8 @@ def without(shown: set[str], code: str) -> str:
             del lines[first:last]
         elif isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef) or text[:1].isupper():
             shown.add(text)
-    return re.sub(r"\n{4,}", "\n\n\n", "".join(lines)).strip("\n") + "\n"
+    left = re.sub(r"\n{4,}", "\n\n\n", "".join(lines)).strip("\n") + "\n"
+    return re.sub(r"^([A-Z_, ]+ = .*)\n{3}(?!class |def )", r"\1\n\n", left, flags=re.MULTILINE)
 
 
 def with_outputs(page: str, output_of: Callable[[Path], str]) -> str:
