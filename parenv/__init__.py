@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from parenv.rollouts import Gradient as Gradient
     from parenv.rollouts import Rollout as Rollout
     from parenv.rollouts import Transitions as Transitions
+    from parenv.sessions.pool import SessionPool as SessionPool
     from parenv.vector.env import ParallelVectorEnv as ParallelVectorEnv
     from parenv.vector.make import make_vec as make_vec
 
@@ -67,6 +68,7 @@ _NAMES = {
     "process.cores": "recommended_num_workers",
     "records": "record_dataset",
     "rollouts": "Episode Gradient Rollout Transitions",
+    "sessions.pool": "SessionPool",
     "vector.env": "ParallelVectorEnv",
     "vector.make": "make_vec",
 }

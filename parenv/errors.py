@@ -15,6 +15,7 @@
     │   ├── WorkerTimeoutError               the process did not answer in time
     │   ├── WorkerMemoryError                the process has reached its memory limit
     │   └── RestartLimitError                a worker died too often
+    ├── SessionLostError                     a session of a SessionPool has lost its environment
     ├── PolicyLagError                       a publish would exceed max_policy_lag
     ├── ReplayError                          a replayed run differs from the recorded one
     ├── NotDataError (TypeError)             a value is not plain data
@@ -281,6 +282,26 @@ class RestartLimitError(WorkerError):
             env_ids=env_ids,
         )
         self.deaths = tuple(deaths)
+
+
+class SessionLostError(ParenvError):
+    """Raised in a session whose environment is lost. The pool replaces the environment, and other sessions continue.
+
+    Begin another session to repeat the work. The ``__cause__`` is the error of the worker process, if it has ended.
+
+    Attributes:
+        session: Number of the session.
+        reason: ``"worker_died"``, ``"step_timeout"``, ``"host_lost"``, ``"lease_over"``, ``"pool_closed"`` or
+            ``"restarted"``.
+
+    >>> SessionLostError("session 3 is lost", session=3, reason="lease_over").reason
+    'lease_over'
+    """
+
+    def __init__(self, message: str, *, session: int = -1, reason: str = "") -> None:
+        super().__init__(message)
+        self.session = session
+        self.reason = reason
 
 
 class PolicyLagError(ParenvError):

@@ -6,7 +6,7 @@ A new process gets the values again that calls have set in the lost environments
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from parenv.crew.failures import env_id_of, raise_all
@@ -34,16 +34,20 @@ class Calls:
         self._workers, self._away = workers, away
         self._values = [SetValues() for _ in workers.shares] if keeps_values else []
         self._restoring: dict[int, list[tuple[str, OpenCall]]] = {}
-        self._open: list[OpenCall] = []
+        self._open: dict[OpenCall, None] = {}
         self._count = 0
 
     def begin(
-        self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
+        self,
+        method: str,
+        arguments: Mapping[int, tuple[Any, ...]],
+        weights: tuple[int, int] = NO_WEIGHTS,
+        heard: Callable[[], object] = lambda: None,
     ) -> OpenCall:
         """Call workers, see :class:`OpenCall`."""
-        call = OpenCall(method, arguments, weights)
+        call = OpenCall(method, arguments, weights, heard)
         self._put(call, [worker for worker in arguments if worker not in self._away])
-        self._open.append(call)
+        self._open[call] = None
         return call
 
     def take(self, call: OpenCall) -> dict[int, Any]:
@@ -53,20 +57,19 @@ class Calls:
             Exception: Exception of a worker, or an ``ExceptionGroup`` if their types differ.
             WorkerError: A worker was lost with the environments that were to answer.
         """
-        self._open.remove(call)
-        for worker, values in enumerate(self._values):
-            if worker in call.arguments:
-                first, errors = self._workers.env_ids(worker).start, call.errors.get(worker, ())
-                failed = [env_id - first for error in errors if (env_id := env_id_of(error)) is not None]
-                if len(failed) == len(errors):
-                    values.note(call.method, call.arguments[worker], failed)
+        del self._open[call]
+        for worker in call.arguments if self._values else ():
+            first, errors = self._workers.env_ids(worker).start, call.errors.get(worker, ())
+            failed = [env_id - first for error in errors if (env_id := env_id_of(error)) is not None]
+            if len(failed) == len(errors):
+                self._values[worker].note(call.method, call.arguments[worker], failed)
         raise_all([error for worker in call.numbers for error in call.errors.get(worker, ())])
         return {worker: call.answers[worker] for worker in call.numbers}
 
     def forget(self, call: OpenCall) -> None:
         """Forget a call whose answers are not awaited any more."""
         # An answer that comes later has an unknown number, and is dropped.
-        self._open.remove(call)
+        del self._open[call]
         for number in call.numbers.values():
             self._workers.calls.pop(number, None)
 
@@ -85,13 +88,13 @@ class Calls:
             for name, method, arguments in self._values[worker].calls():
                 call = OpenCall(method, {worker: arguments})
                 self._put(call, [worker])
-                self._open.append(call)
+                self._open[call] = None
                 self._restoring[worker].append((name, call))
         if not all(call.is_answered for _, call in self._restoring[worker]):
             return None
         unset: dict[int, list[str]] = {}
         for name, call in self._restoring.pop(worker):
-            self._open.remove(call)
+            del self._open[call]
             for error in call.errors.get(worker, ()):
                 env_id = env_id_of(error)
                 _log.warning(

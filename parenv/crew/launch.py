@@ -21,7 +21,7 @@ from parenv.placement.inline import InlinePlacement
 from parenv.platform.base import Handle
 from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.protocol.messages import Layout
-from parenv.worker.job import EpisodeJob, Job, MemberJob, StepJob, WorkerJob
+from parenv.worker.job import EpisodeJob, Job, MemberJob, SessionJob, StepJob, WorkerJob
 from parenv.worker.worker import Worker
 
 PRELOAD = (
@@ -34,6 +34,7 @@ PRELOAD = (
             Job.prepared_by_if_named,
             MemberJob.prepared_by,
             EpisodeJob.prepared_by,
+            SessionJob.prepared_by,
         )
     ),
     "gymnasium.envs.classic_control",
@@ -138,8 +139,9 @@ def start_workers(
     placement: Placing = None,
     optimizers: bool = False,
     hear: Callable[[Event], object],
+    made: Callable[[Crew], object] = lambda crew: None,
 ) -> Crew:
-    """Start workers that only answer calls, for populations and evaluations, and wait until all are ready.
+    """Start workers that only answer calls, for populations, evaluations and sessions, and wait until all are ready.
 
     Args:
         stack: Stack that ends the workers when it is closed.
@@ -150,6 +152,7 @@ def start_workers(
         placement: Placement of the workers. Default: this machine.
         optimizers: Whether workers make optimizers of torch.
         hear: Function that receives losses and returns, see :class:`~parenv.crew.crew.Product`.
+        made: Function that gets the crew before any worker starts.
 
     Returns:
         Crew of the workers.
@@ -165,6 +168,7 @@ def start_workers(
     layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]
     crew = Crew(workers, job.options, lambda _: launch, processes=not inline)
     stack.callback(crew.close, job.options.close_timeout_s)
+    made(crew)
     crew.start()
     crew.serve(Product(lambda worker: [layouts[worker]], hear))
     return crew

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ class OpenCall:
         method: Method as in :class:`~parenv.protocol.messages.Call`.
         arguments: Arguments by worker.
         weights: Version that the method uses, and the place of its weights.
+        heard: Function that is called with each answer to the call. Default: none.
 
     Attributes:
         numbers: Number of the message by worker, for each worker that was called.
@@ -27,6 +28,7 @@ class OpenCall:
     method: str
     arguments: Mapping[int, tuple[Any, ...]]
     weights: tuple[int, int] = NO_WEIGHTS
+    heard: Callable[[], object] = lambda: None
     numbers: dict[int, int] = field(default_factory=dict)
     answers: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, list[BaseException]] = field(default_factory=dict)

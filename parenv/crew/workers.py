@@ -382,6 +382,7 @@ class Workers:
             self.refused_messages += 1
         else:
             call.answers[process.sender.worker] = value
+            call.heard()
 
     def late(self, timeout_s: float) -> WorkerTimeoutError:
         """Return the error of workers that are not ready in time."""

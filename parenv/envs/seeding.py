@@ -15,7 +15,7 @@ import numpy as np
 from parenv.argument_checks import at_least
 
 _SUB_ENVIRONMENT, _WORKER, _EVALUATION, _EPISODE, _RESET = 0, 1, 2, 3, 4
-_MEMBER, _EVOLUTION, _TASK = 100, 101, 102
+_MEMBER, _EVOLUTION, _TASK, _SESSION = 100, 101, 102, 103
 _ODD = 0x9E3779B1
 """Odd distance of the seeds of a task: its multiples modulo 2**32 are all different."""
 
@@ -85,6 +85,11 @@ def task_episode_seed(seed: int, task: str, index: int) -> int:
     (2346132854, 705601319)
     """
     return (_first_task_seed(seed, task) + index * _ODD) % 2**32
+
+
+def session_seed(seed: int, number: int) -> int:
+    """Return the seed of the first reset in a session of a ``SessionPool``."""
+    return _spawned(seed, _SESSION, number)
 
 
 @functools.lru_cache

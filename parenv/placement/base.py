@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from parenv.memory.maps import SlotMap, StepBufferMap
 from parenv.platform.base import Handle
-from parenv.process.wake_up import Poller, WakeUps
+from parenv.process.wake_up import Poller, WakeUp, WakeUps
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
 
@@ -112,6 +112,10 @@ class Placement(Protocol):
 
     def wait(self, timeout_s: float) -> list[Arrived]:
         """Return all events, and wait up to the limit for the first one."""
+
+    def notified_by(self, wake_up: WakeUp) -> None:
+        """Have :meth:`wait` return also when this wake-up is notified. Placements in this process do not wait."""
+        return None
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker that is still running, alone or with its process group."""

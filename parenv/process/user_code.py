@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import linecache
+import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
@@ -16,13 +17,20 @@ from types import CodeType
 from typing import Any, ClassVar
 
 import cloudpickle
+import numpy as np
 
 from parenv.process.script_names import MentionedNames
 from parenv.process.torch_modules import reduced
 
+_PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
+_MAX_ITEMS, _MAX_DEPTH = 64, 8
+
 
 def dumps(value: Any) -> bytes:
     """Pickle a value for workers, as ``cloudpickle.dumps`` does, with names of the script that it needs."""
+    if is_plain(value):
+        # An action of a session, for example. The pickler below takes fifty times as long.
+        return pickle.dumps(value)
     if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
         # This process is a child that multiprocessing has spawned. Workers do not have the script under this name.
         cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
@@ -30,6 +38,22 @@ def dumps(value: Any) -> bytes:
         names = MentionedNames(_problem)
         _Pickler(file, names).dump(_WithNames(value, names))
         return file.getvalue()
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Return whether a value consists of numbers, texts, bytes, arrays, and small tuples, lists and dicts of these.
+
+    >>> is_plain((0, "step", {"move": [1, None]})), is_plain([print])
+    (True, False)
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is dict:
+        return len(value) <= _MAX_ITEMS and depth < _MAX_DEPTH and is_plain([*value, *value.values()], depth + 1)
+    if kind is tuple or kind is list:
+        return len(value) <= 2 * _MAX_ITEMS and depth < _MAX_DEPTH and all(is_plain(one, depth + 1) for one in value)
+    return isinstance(value, np.ndarray | np.generic) and kind.__module__ == "numpy" and not value.dtype.hasobject
 
 
 def _problem(value: Any) -> str:

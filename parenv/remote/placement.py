@@ -25,7 +25,7 @@ from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
 from parenv.placement.base import Arrived, Ended, Launch, Notifier, Received, Traffic, drained
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
-from parenv.process.wake_up import Poller, WakeUps
+from parenv.process.wake_up import Poller, WakeUp, WakeUps
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.remote import host_messages as wire
@@ -141,6 +141,10 @@ class HostsPlacement:
         self._hear()
         self._probe()
         return drained(self._events)
+
+    def notified_by(self, wake_up: WakeUp) -> None:
+        """Have :meth:`wait` return also when this wake-up is notified."""
+        self._local.notified_by(wake_up)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker, and to its children unless ``alone``. Does nothing if the worker is gone."""

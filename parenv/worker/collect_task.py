@@ -15,7 +15,7 @@ from parenv.worker.differentiator import NOTHING_LEARNED, Differentiated, Differ
 from parenv.worker.evaluation import BESIDE, IN_PLACE, Evaluation
 from parenv.worker.job import Job
 from parenv.worker.single_agent_collector import Seconds, StopCollectingError
-from parenv.worker.task import ENV_METHODS, Context, Loads, PendingAnswers
+from parenv.worker.task import ENV_METHODS, Context, Loads, PendingAnswers, Task
 from parenv.worker.writing import RolloutWriter, SlotWriters
 
 W = TypeVar("W")
@@ -72,7 +72,7 @@ class Collector(Protocol[W_contra]):
         """
 
 
-class CollectTask:
+class CollectTask(Task):
     """Collect a rollout for each credit, and answer calls.
 
     Args:

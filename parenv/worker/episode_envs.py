@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,9 +22,8 @@ from parenv.envs.video import DEFAULT_FPS, write_video
 from parenv.errors import ConfigurationError
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.memory.trees import own_copy
-from parenv.protocol.messages import Failure
 from parenv.protocol.plain import plain_info
-from parenv.worker.failures import failure_of
+from parenv.worker.failures import as_answer, failure_of
 from parenv.worker.job import EpisodeJob
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ class EpisodeEnvs:
         with contextlib.suppress(Exception):
             one.close()
         one.asked, one.frames = None, None
-        return {"failure": [getattr(failure, part.name) for part in fields(Failure)]}
+        return as_answer(failure)
 
     def close(self) -> None:
         """Close all environments."""

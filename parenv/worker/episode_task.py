@@ -16,14 +16,14 @@ from parenv.protocol.plain import as_data, plain_info
 from parenv.worker.episode_envs import AskedEpisode, EpisodeEnvs, SubEnvironment
 from parenv.worker.job import EpisodeJob
 from parenv.worker.policy_batches import PolicyBatch, PolicyBatches
-from parenv.worker.task import Pending, PendingAnswers, TaskOutput
+from parenv.worker.task import Pending, PendingAnswers, Task, TaskOutput
 
 PIECE_S = 0.005
 """Seconds for which a worker whose sub-environments are all in use plays before it looks for messages."""
 NO_SPACE = ["opaque", ""]
 
 
-class EpisodeEnvsTask:
+class EpisodeEnvsTask(Task):
     """Sub-environments that play the requested episodes.
 
     Args:

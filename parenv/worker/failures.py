@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 from parenv.envs.step_buffer_rows import EnvError
 from parenv.errors import trace_elsewhere, without_own_frames
@@ -40,6 +42,11 @@ def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, mo
         traceback=traceback_of(error),
         attributes={name: value for name, value in vars(error).items() if is_data(value, MAX_ATTRIBUTE_BYTES)},
     )
+
+
+def as_answer(failure: Failure) -> dict[str, Any]:
+    """Return a failure as the answer to a call, for one sub-environment of several."""
+    return {"failure": [getattr(failure, part.name) for part in fields(failure)]}
 
 
 def text_of(error: BaseException) -> str:

@@ -177,6 +177,18 @@ class EpisodeJob(WorkerJob):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SessionJob(WorkerJob):
+    """Job of workers whose environments are leased by sessions.
+
+    Args:
+        at_once: Whether a worker uses its environments at the same time, in threads or in an event loop.
+    """
+
+    prepared_by: ClassVar[str] = "parenv.worker.session_task:SessionTask"
+    at_once: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job(WorkerJob):
     """Job of workers that collect rollouts.
 

@@ -29,7 +29,7 @@ from parenv.worker.job import MemberJob
 from parenv.worker.member import Member, made, restore, state_of
 from parenv.worker.probes import probe
 from parenv.worker.single_agent_collector import ScratchEnvs, StopCollectingError, private_writer
-from parenv.worker.task import TaskOutput
+from parenv.worker.task import Task, TaskOutput
 
 
 class MemberEnvs(ScratchEnvs):
@@ -50,7 +50,7 @@ class MemberEnvs(ScratchEnvs):
         set_statistics(envs, self._at_first if saved is None else saved, updating)
 
 
-class MemberTask:
+class MemberTask(Task):
     """Restores a member, has it learn, measures it, and stores its new state.
 
     A training round depends only on the member's state, its hyper-parameters and the number of the round. It is bitwise

@@ -47,11 +47,12 @@ def serve_messages(arguments: dict[str, Any], *descriptors: int) -> int:
                 loads = worker.loads if wake_ups else None
                 if loads is not None and loads.load():
                     wake_ups[0].notify()
-                while worker.open and (frames := socket.receive(block=not busy and loads is None)) is not None:
+                also = worker.completed if loads is None else wake_ups[1 + loads.turn]
+                while worker.open and (frames := socket.receive(block=not busy and also is None)) is not None:
                     worker.receive(from_frames(frames)[1])
                     busy = True
-                if loads is not None and not busy and worker.open and not loads.is_asked:
-                    socket.wait(wake_ups[1 + loads.turn].fileno())
+                if also is not None and not busy and worker.open and not (loads is not None and loads.is_asked):
+                    socket.wait(also.fileno())
             except BaseException as error:
                 worker.fail(error)
     return 0

@@ -11,6 +11,7 @@ from parenv.envs.state import layers_of
 from parenv.envs.step_buffer_rows import EnvError
 from parenv.memory.pool_signals import WITHDRAWN, LoadRequests
 from parenv.memory.status_slot import StatusSlot
+from parenv.process.wake_up import WakeUp
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import FirstMade, Message, Ready, Shares, StepReady
 
@@ -121,8 +122,11 @@ class Context(Generic[J]):
 class Task(Protocol):
     """The work of a worker after the layout."""
 
-    loads: Loads | None
+    loads: Loads | None = None
     """Requests in shared memory to load a version, or ``None``."""
+    completed: WakeUp | None = None
+    """Wake-up that is notified when a pending answer is complete, if threads compute it. ``None``: :meth:`play_for`
+    does."""
 
     def take(self, message: Any) -> None:
         """Handle a message other than a call."""

@@ -20,6 +20,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.platform import system
 from parenv.process.debuggers import refuse_debuggers
+from parenv.process.wake_up import WakeUp
 from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, Rows, Shares, as_warning
@@ -157,6 +158,11 @@ class Worker:
         self.answering = -1
 
     @property
+    def completed(self) -> WakeUp | None:
+        """Wake-up that is notified when a pending answer is complete, if the task has one."""
+        return None if self.failed or self.task is None else self.task.completed
+
+    @property
     def loads(self) -> Loads | None:
         """Requests in shared memory to load a version, once the task can handle them."""
         return None if self.failed or self.task is None else self.task.loads
@@ -179,9 +185,7 @@ class Worker:
                 self._prepare()
             elif (message := self._inbox.next()) is not None:
                 self._handle(message)
-            elif self._inbox.pending:
-                self._continue()
-            else:
+            elif not self._inbox.pending or not self._continue():
                 return False
         self.status.begin("waiting")
         return True
@@ -244,8 +248,8 @@ class Worker:
         if self._inbox.pending:
             self._continue(FRACTION * (time.perf_counter() - began))
 
-    def _continue(self, seconds: float = 0.0) -> None:
-        """Continue with pending answers. An exception is the answer to the oldest call."""
+    def _continue(self, seconds: float = 0.0) -> bool:
+        """Continue with pending answers; return whether there is more to do. An exception answers the oldest call."""
         assert self.task is not None
         self.answering = next(iter(self._inbox.pending.values())).sequence
         try:
@@ -253,9 +257,10 @@ class Worker:
         except Exception as error:
             # The exception is reported and not raised: in the driver's own process it would interrupt another call.
             self.fail(error)
-            return
+            return True
         for value, answer in answers:
             self._output.say(Reply(self._inbox.pending.pop(value).sequence, answer))
+        return bool(answers) or self.task.completed is None
 
     def _answer(self, task: Task, call: Call) -> None:
         self.answering = call.sequence

@@ -1,0 +1,1 @@
+"""Environments that sessions lease: :class:`parenv.SessionPool`."""

@@ -1,0 +1,443 @@
+"""The workers of a session pool, and what each of their environments does. One thread uses it, see ``service.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from gymnasium.error import ResetNeeded
+
+from parenv.crew.crew import Crew
+from parenv.crew.events import Back, Event, Lost
+from parenv.crew.failures import ended_by
+from parenv.crew.launch import start_workers
+from parenv.crew.open_call import OpenCall
+from parenv.crew.watchdog import Watchdog
+from parenv.crew.workers import FOREVER_S
+from parenv.envs.seeding import session_seed
+from parenv.errors import ParenvError, PoolClosedError, SessionLostError
+from parenv.memory.shared import SharedMemory
+from parenv.memory.spaces import rebuild
+from parenv.memory.status_slot import header_bytes
+from parenv.process.user_code import dumps
+from parenv.process.wake_up import WakeUp
+from parenv.protocol.messages import Failure
+from parenv.sessions.leases import Leases
+from parenv.sessions.metrics import SessionMetrics
+from parenv.sessions.plan import SessionPlan
+
+_log = logging.getLogger("parenv")
+LEASE_OVER, POOL_CLOSED = "lease_over", "pool_closed"
+
+
+class Reply(Protocol):
+    """Receiver of the answer to a request."""
+
+    def settle(self, value: Any, error: BaseException | None) -> bool:
+        """Take the answer; return whether somebody may still hear it."""
+
+
+@dataclass(eq=False)
+class Lease:
+    """A session, as the thread of the workers sees it.
+
+    Args:
+        number: Number of the session.
+        task: Object by which the user knows it.
+        seed: Seed of the first reset, or ``None`` for the seed of the number.
+        options: Options of the first reset, or ``None``.
+        lease_s: Seconds for which it may have an environment, or ``None``.
+
+    Attributes:
+        env: Index of its environment, or ``None``.
+        asked_s: Time at which it has asked.
+        has_begun: Whether it has requested an operation.
+        has_reset: Whether it has requested a reset.
+        lost: Exception for every further request, or ``None``.
+        is_over: Whether it has ended.
+    """
+
+    number: int
+    task: Any
+    seed: int | None
+    options: Any
+    lease_s: float | None
+    env: int | None = None
+    asked_s: float = 0.0
+    has_begun: bool = False
+    has_reset: bool = False
+    lost: Exception | None = None
+    is_over: bool = False
+    reply: Reply | None = None
+
+
+class Asked(NamedTuple):
+    """A request to an environment: the operation, its arguments, and who gets the answer."""
+
+    operation: str
+    arguments: tuple[Any, ...]
+    reply: Reply
+
+
+class ResetAhead:
+    """A reset for a session that has not requested it yet, see :class:`Reply`.
+
+    Args:
+        seed: Seed of the reset.
+        options: Options of the reset.
+    """
+
+    def __init__(self, seed: int, options: Any) -> None:
+        self._arguments = seed, options
+        self._answer: tuple[Any, BaseException | None] | None = None
+        self._reply: Reply | None = None
+
+    def fits(self, seed: int, options: Any) -> bool:
+        """Return whether it is the reset that a session requests now."""
+        known, known_options = self._arguments
+        if seed != known or (options is None) != (known_options is None):
+            return False
+        return options is None or dumps(options) == dumps(known_options)
+
+    def give(self, reply: Reply) -> None:
+        """Give the answer to a session, as soon as it is there."""
+        self._reply = reply
+        if self._answer is not None:
+            reply.settle(*self._answer)
+
+    def settle(self, value: Any, error: BaseException | None) -> bool:
+        """Take the answer of the environment."""
+        self._answer = value, error
+        return self._reply is None or self._reply.settle(value, error)
+
+
+@dataclass(eq=False)
+class LeasableEnv:
+    """An environment.
+
+    Args:
+        worker: Worker that has it.
+        row: Its index there.
+
+    Attributes:
+        lease: Session that has it, or ``None``.
+        asked: Requests to it. The first one is in progress.
+        call: Call of the first one.
+        began_s: Time at which the first one was sent.
+        ahead: Reset for the next session, or ``None``.
+    """
+
+    worker: int
+    row: int
+    lease: Lease | None = None
+    asked: deque[Asked] = field(default_factory=deque)
+    call: OpenCall | None = None
+    began_s: float = 0.0
+    ahead: ResetAhead | None = None
+
+
+class Engine:
+    """Starts the workers, leases their environments to sessions, and passes requests and answers on.
+
+    Args:
+        plan: Plan of the pool.
+        wake_up: Wake-up that ends a wait, or ``None`` if the environments are in this process.
+        made: Function that gets the crew before any worker starts.
+
+    Attributes:
+        spaces: Observation and action space.
+    """
+
+    def __init__(self, plan: SessionPlan, wake_up: WakeUp | None, made: Callable[[Crew], object]) -> None:
+        self._plan, job = plan, plan.job
+        self._leases = Leases(plan.num_envs, plan.reset_ahead)
+        self._envs = [LeasableEnv(worker, row) for worker, share in enumerate(job.shares) for row in range(share)]
+        self._deadlines: list[tuple[float, int]] = []
+        self._answered: deque[int] = deque()
+        self._known: dict[int, Lease] = {}
+        self._limits = {"step": plan.options.step_timeout_s, "reset": plan.options.reset_timeout_s}
+        self._watchdog = Watchdog(len(self._envs), min([FOREVER_S, *(one for one in self._limits.values() if one)]))
+        self._next_look_s = -math.inf
+        self._counts: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
+        self._seconds = {"waiting": 0.0, "reset": 0.0, "step": 0.0}
+        with contextlib.ExitStack() as stack:
+            memory = SharedMemory(header_bytes(len(job.shares)))
+            stack.callback(memory.close)
+
+            def prepare(crew: Crew) -> None:
+                if wake_up is not None:
+                    crew.workers.placement.notified_by(wake_up)
+                made(crew)
+
+            self._crew = start_workers(
+                stack,
+                job,
+                {"env_fn": job.factories},
+                memory,
+                inline=plan.inline,
+                placement=plan.placement,
+                hear=self._hear,
+                made=prepare,
+            )
+            self._closing = stack.pop_all()
+        ready: Any = self._crew.workers.ready(0)
+        self.spaces = tuple(map(rebuild, ready.spaces))
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until :meth:`listen` must be called, if the environments are in this process and none is asked."""
+        if any(env.asked for env in self._envs):
+            return 0.0
+        return max(0.0, self._deadlines[0][0] - time.monotonic()) if self._deadlines else FOREVER_S
+
+    def join(self, lease: Lease, reply: Reply) -> None:
+        """Put a session at the end of the queue. The reply is settled when it has an environment."""
+        if lease.is_over:
+            return
+        lease.reply, lease.asked_s = reply, time.monotonic()
+        self._known[lease.number] = lease
+        self._counts["begun"] += 1
+        self._leases.ask(lease.number)
+
+    def ask(self, lease: Lease, operation: str, arguments: tuple[Any, ...], reply: Reply) -> None:
+        """Request an operation of the environment of a session."""
+        if lease.env is None or lease.lost is not None:
+            reply.settle(None, lease.lost or _without_env(lease))
+            return
+        env, is_first, lease.has_begun = self._envs[lease.env], not lease.has_begun, True
+        if operation == "reset":
+            arguments = self._reset_arguments(lease, *arguments)
+            lease.has_reset = True
+        elif operation == "step" and not lease.has_reset:
+            reply.settle(None, ResetNeeded("a session must reset its environment before it steps it"))
+            return
+        ahead, env.ahead = env.ahead, None
+        if ahead is not None:
+            if is_first and operation == "reset" and ahead.fits(*arguments):
+                self._counts["resets_ahead"] += 1
+                ahead.give(reply)
+                return
+            self._counts["wasted_resets"] += 1
+        self._put(lease.env, Asked(operation, arguments, reply))
+
+    def end(self, lease: Lease) -> None:
+        """End a session, however it ends. Its environment is free when it has finished what it does. Idempotent."""
+        if lease.is_over:
+            return
+        lease.is_over, lease.reply = True, None
+        if self._known.pop(lease.number, None) is None:
+            return
+        if lease.lost is None:
+            self._counts["ended"] += 1
+            self._release(lease)
+
+    def listen(self) -> None:
+        """Wait for workers, for a request of another thread or for a time limit, and handle what has happened.
+
+        Raises:
+            Exception: A worker has ended and is not replaced, so the pool cannot continue.
+        """
+        self._assign()
+        next_s = min(self._next_look_s, self._deadlines[0][0] if self._deadlines else math.inf)
+        if not self._answered:
+            self._crew.listen(max(0.0, min(FOREVER_S, next_s - time.monotonic())))
+        while self._answered:
+            self._take(self._answered.popleft())
+        self._check_times(time.monotonic())
+        self._assign()
+
+    def metrics(self) -> SessionMetrics:
+        """Return the figures so far."""
+        states, counts = self._leases.counts, self._counts
+        return SessionMetrics(
+            num_envs=len(self._envs),
+            **states,
+            **{name: counts[name] for name in ("begun", "ended", "resets_ahead", "wasted_resets", "operations")},
+            lost=dict(self._lost),
+            worker_restarts=self._crew.restarts,
+            waiting_seconds=self._seconds["waiting"],
+            reset_seconds=self._seconds["reset"],
+            step_seconds=self._seconds["step"],
+        )
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End all sessions and workers.
+
+        Args:
+            error: Exception after which the pool cannot continue, or ``None`` if the user closes it.
+        """
+        for lease in list(self._known.values()):
+            if lease.env is None:
+                closed = PoolClosedError("the pool is closed")
+                closed.__cause__ = error
+                self._settle(lease, closed)
+                self._lost[POOL_CLOSED] += 1
+                del self._known[lease.number]
+            else:
+                self._lose(lease, POOL_CLOSED, "the pool is closed", error)
+        self._closing.close()
+
+    def _reset_arguments(self, lease: Lease, seed: int | None, options: Any) -> tuple[Any, Any]:
+        if not lease.has_reset:
+            # The defaults of a session are for its first reset. Later ones continue the random numbers of the first.
+            seed = self._seed_of(lease.number) if seed is None else seed
+            options = lease.options if options is None else options
+        return seed, options
+
+    def _seed_of(self, number: int) -> int:
+        lease = self._known.get(number)
+        if lease is not None and lease.seed is not None:
+            return lease.seed
+        return session_seed(self._plan.job.seed, number)
+
+    def _assign(self) -> None:
+        """Give environments to the sessions that wait, and reset others ahead."""
+        for number, env, _ in self._leases.grants():
+            lease, now = self._known[number], time.monotonic()
+            lease.env, self._envs[env].lease = env, lease
+            self._seconds["waiting"] += now - lease.asked_s
+            if lease.lease_s is not None:
+                heapq.heappush(self._deadlines, (now + lease.lease_s, number))
+            if not self._settle(lease, None):
+                self.end(lease)
+        if not self._plan.reset_ahead:
+            return
+        for env, number in self._leases.resets_ahead():
+            known = self._known.get(number)
+            seed, options = self._seed_of(number), None if known is None else known.options
+            if self._envs[env].ahead is not None:
+                self._counts["wasted_resets"] += 1
+            ahead = self._envs[env].ahead = ResetAhead(seed, options)
+            self._put(env, Asked("reset", (seed, options), ahead))
+
+    def _settle(self, lease: Lease, error: BaseException | None) -> bool:
+        """Tell a session that waits that it has an environment, or that it gets none."""
+        reply, lease.reply = lease.reply, None
+        return reply is None or reply.settle(None, error)
+
+    def _put(self, index: int, asked: Asked) -> None:
+        env = self._envs[index]
+        env.asked.append(asked)
+        if len(env.asked) == 1:
+            self._send(index)
+
+    def _send(self, index: int) -> None:
+        """Send the first request of an environment that can be sent."""
+        env = self._envs[index]
+        while env.asked:
+            asked = env.asked[0]
+            try:
+                arguments = env.row, asked.operation, *asked.arguments
+                env.call = self._crew.calls.begin(
+                    "session", {env.worker: arguments}, heard=lambda: self._answered.append(index)
+                )
+            except Exception as error:  # The arguments cannot be pickled.
+                env.asked.popleft()
+                asked.reply.settle(None, error)
+            else:
+                env.began_s = time.monotonic()
+                return
+
+    def _take(self, index: int) -> None:
+        """Take the answer of an environment, and go on with its next request."""
+        env = self._envs[index]
+        if env.call is None or not env.call.is_answered:
+            return
+        call, env.call, asked = env.call, None, env.asked.popleft()
+        value, error = self._answer_to(call, env)
+        self._counts["operations"] += 1
+        if asked.operation in self._seconds:
+            self._seconds[asked.operation] += time.monotonic() - env.began_s
+        if not asked.reply.settle(value, error) and env.lease is not None:
+            # The event loop of the session is closed, so nobody else will end it.
+            self.end(env.lease)
+        self._send(index)
+        if not env.asked:
+            self._leases.idle(index)
+
+    def _answer_to(self, call: OpenCall, env: LeasableEnv) -> tuple[Any, BaseException | None]:
+        try:
+            answer = self._crew.calls.take(call)[env.worker]
+        except Exception as error:  # The worker could not read the arguments, for example.
+            return None, error
+        if isinstance(answer, Mapping):
+            return None, self._crew.workers.error_of(Failure(*answer["failure"]), env.worker)
+        return answer, None
+
+    def _release(self, lease: Lease) -> None:
+        """Take the environment of a session back, with the requests that are not sent yet."""
+        env = None if lease.env is None else self._envs[lease.env]
+        if env is not None:
+            while len(env.asked) > 1:
+                env.asked.pop()
+            if env.ahead is not None:
+                self._counts["wasted_resets"] += 1
+            env.lease = env.ahead = None
+        self._leases.end(lease.number, is_busy=env is not None and bool(env.asked))
+        lease.env = None
+
+    def _lose(self, lease: Lease, reason: str, why: str, cause: BaseException | None = None) -> None:
+        """Tell a session that it has lost its environment."""
+        named = "" if lease.task is None else f" (task {lease.task!r})"
+        error = SessionLostError(f"session {lease.number}{named} has lost its environment: {why}")
+        error.session, error.reason, error.__cause__ = lease.number, reason, cause
+        lease.lost = error
+        del self._known[lease.number]
+        self._lost[reason] += 1
+        if reason != POOL_CLOSED:
+            _log.warning("%s", error)
+        for asked in () if lease.env is None else self._envs[lease.env].asked:
+            asked.reply.settle(None, error)
+        self._release(lease)
+
+    def _hear(self, event: Event) -> bool:
+        """Note the environments that are lost with a worker or are back; return whether a session had one of them."""
+        assert isinstance(event, Lost | Back)
+        mine = self._crew.workers.env_ids(event.worker)
+        if isinstance(event, Back):
+            for index in mine:
+                self._leases.back(index)
+            return False
+        had_session = False
+        for index in mine:
+            env = self._envs[index]
+            if env.call is not None:
+                self._crew.calls.forget(env.call)
+                env.call = None
+            self._leases.lost(index)
+            if env.lease is not None:
+                had_session = True
+                self._lose(env.lease, ended_by(event.reason), str(event.reason), event.reason)
+            env.asked.clear()
+            env.ahead = env.lease = None
+        return had_session
+
+    def _check_times(self, now: float) -> None:
+        """End leases that are over, and kill workers whose environment exceeds a time limit."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number = heapq.heappop(self._deadlines)
+            lease = self._known.get(number)
+            if lease is not None:
+                self._lose(lease, LEASE_OVER, f"lease_s={lease.lease_s:g} s are over")
+        if now < self._next_look_s:
+            return
+        self._next_look_s = now + self._watchdog.interval_s
+        for index, env in enumerate(self._envs):
+            name = "reset" if env.asked and env.asked[0].operation == "reset" else "step"
+            limit_s = (self._limits[name] or math.inf) if env.call is not None else math.inf
+            if self._watchdog.look(index, now, env.call, limit_s):
+                self._crew.time_out(env.worker, f"{name}_timeout_s={limit_s:g}")
+
+
+def _without_env(lease: Lease) -> ParenvError:
+    if lease.is_over:
+        return ParenvError(f"session {lease.number} has ended. Begin another one.")
+    return ParenvError(f"session {lease.number} has no environment yet. Use it in a with block.")

@@ -1,0 +1,184 @@
+"""The thread that owns the workers of a session pool, so that no event loop ever waits for them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from parenv.crew.crew import Crew
+from parenv.errors import PoolClosedError
+from parenv.process.forks import Owner
+from parenv.process.wake_up import WakeUp
+from parenv.sessions.engine import Engine, Lease, Reply
+from parenv.sessions.metrics import SessionMetrics
+from parenv.sessions.plan import SessionPlan
+
+_log = logging.getLogger("parenv")
+Command = Callable[[Engine], object]
+EXIT_S = 70.0
+"""Seconds that the thread may need to end all workers: a little longer than killing them may take."""
+
+
+class _Line:
+    """What both sides of the thread know.
+
+    Attributes:
+        commands: Requests to the engine.
+        started: Spaces of the environments, once all workers are ready, or the exception of the start.
+        refusal: Exception for every further request, or ``None`` while the pool is open.
+        crew: Crew of the workers, once it is made.
+        metrics: Figures of the engine.
+    """
+
+    def __init__(self, plan: SessionPlan) -> None:
+        self.lock = threading.Lock()
+        self.commands: SimpleQueue[Command] = SimpleQueue()
+        self.wake_up = None if plan.inline else WakeUp()
+        self.started: concurrent.futures.Future[tuple[Any, ...]] = concurrent.futures.Future()
+        self.refusal: Exception | None = None
+        self.crew: Crew | None = None
+        self.metrics = SessionMetrics(num_envs=sum(plan.job.shares), free=sum(plan.job.shares))
+
+    def submit(self, command: Command) -> bool:
+        """Request something of the engine; return whether the pool is open."""
+        with self.lock:
+            if self.refusal is not None:
+                return False
+            self.commands.put(command)
+            if self.wake_up is not None:
+                self.wake_up.notify()
+            return True
+
+    def take_crew(self, crew: Crew) -> None:
+        """Note the crew, and end its start if the pool is closed already."""
+        self.crew = crew
+        if self.refusal is not None:
+            crew.workers.stopped = _closed
+
+    def close(self, error: Exception | None) -> None:
+        """Refuse further requests, and have the engine close the pool."""
+        with self.lock:
+            if self.refusal is None:
+                self.refusal = error or _closed()
+            if self.crew is not None:
+                # A start in progress ends with the next look.
+                self.crew.workers.stopped = _closed
+            self.commands.put(lambda engine: None)
+            if self.wake_up is not None:
+                self.wake_up.notify()
+
+
+class Service:
+    """Passes requests of any thread to the engine in its own thread.
+
+    Args:
+        plan: Plan of the pool.
+    """
+
+    def __init__(self, plan: SessionPlan) -> None:
+        self._owner, self._line = Owner("the pool"), _Line(plan)
+        self._thread = threading.Thread(target=_serve, args=(plan, self._line), name="parenv sessions", daemon=True)
+        self._thread.start()
+        # The thread knows neither this object nor the pool, so both can become garbage while it runs.
+        self._finalizer = weakref.finalize(self, _end, self._owner, self._line, self._thread)
+
+    @property
+    def started(self) -> concurrent.futures.Future[tuple[Any, ...]]:
+        """Spaces of the environments, once all workers are ready, or the exception of the start."""
+        return self._line.started
+
+    @property
+    def metrics(self) -> SessionMetrics:
+        """Figures of a moment ago."""
+        return self._line.metrics
+
+    def join(self, lease: Lease, reply: Reply) -> None:
+        """Put a session at the end of the queue."""
+        self._request(lambda engine: engine.join(lease, reply))
+
+    def ask(self, lease: Lease, operation: str, arguments: tuple[Any, ...], reply: Reply) -> None:
+        """Request an operation of the environment of a session."""
+        if lease.lost is not None:
+            reply.settle(None, lease.lost)
+            return
+        self._request(lambda engine: engine.ask(lease, operation, arguments, reply))
+
+    def end(self, lease: Lease) -> None:
+        """End a session. This never waits and never raises."""
+        if self._owner.is_here:
+            self._line.submit(lambda engine: engine.end(lease))
+
+    def close(self, wait: bool = True) -> None:
+        """Close the pool; with ``wait``, return when all workers have ended. Idempotent."""
+        if self._owner.is_here:
+            self._line.close(None)
+            if wait and threading.current_thread() is not self._thread:
+                self._thread.join(EXIT_S)
+
+    def _request(self, command: Command) -> None:
+        if refusal := self._owner.refusal:
+            raise PoolClosedError(refusal)
+        if not self._line.submit(command):
+            assert self._line.refusal is not None
+            raise PoolClosedError(str(self._line.refusal)) from self._line.refusal.__cause__
+
+
+def _closed() -> PoolClosedError:
+    return PoolClosedError("the pool is closed")
+
+
+def _end(owner: Owner, line: _Line, thread: threading.Thread) -> None:
+    """Close a pool that is garbage, or whose interpreter ends."""
+    if owner.is_here:
+        line.close(None)
+        if threading.current_thread() is not thread:
+            thread.join(EXIT_S)
+
+
+def _serve(plan: SessionPlan, line: _Line) -> None:
+    """Run the engine until the pool is closed, or until it cannot continue."""
+    try:
+        engine = Engine(plan, line.wake_up, line.take_crew)
+    except BaseException as error:
+        line.close(_broken(error))
+        line.started.set_exception(error)
+        return
+    cause: Exception | None = None
+    try:
+        line.started.set_result(engine.spaces)
+        while line.refusal is None:
+            _run_commands(engine, line)
+            line.metrics = engine.metrics()
+            engine.listen()
+    except Exception as error:
+        if line.refusal is None:
+            cause = error
+            _log.error("the session pool cannot continue: %s", error)
+    finally:
+        line.close(None if cause is None else _broken(cause))
+        # Sessions that were ended before the close count as ended.
+        _run_commands(engine, line)
+        engine.close(cause)
+        line.metrics = engine.metrics()
+
+
+def _run_commands(engine: Engine, line: _Line) -> None:
+    """Do what other threads have requested; wait for a request if the environments are in this process and idle."""
+    patience_s = 0.0 if line.wake_up is not None or line.refusal is not None else engine.patience_s
+    try:
+        line.commands.get(timeout=patience_s)(engine) if patience_s else None
+        while True:
+            line.commands.get_nowait()(engine)
+    except Empty:
+        pass
+
+
+def _broken(error: BaseException) -> PoolClosedError:
+    closed = PoolClosedError(f"the pool is closed, because it could not continue: {error}")
+    closed.__cause__ = error
+    return closed

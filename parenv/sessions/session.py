@@ -1,0 +1,215 @@
+"""Sessions: environments that a coroutine or a thread has for some time."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from gymnasium import Space
+
+from parenv.sessions.engine import Lease
+from parenv.sessions.service import Service
+
+
+class _Session:
+    """What both kinds of sessions have.
+
+    Args:
+        service: Thread of the workers.
+        lease: State of the session.
+    """
+
+    def __init__(self, service: Service, lease: Lease) -> None:
+        self._service, self._lease = service, lease
+
+    @property
+    def number(self) -> int:
+        """Number of the session, in the order of the calls of ``pool.session()``."""
+        return self._lease.number
+
+    @property
+    def task(self) -> Any:
+        """Object that was given to ``pool.session()``."""
+        return self._lease.task
+
+    @property
+    def env_id(self) -> int:
+        """Index of the environment in the pool, or -1 without one."""
+        return -1 if self._lease.env is None else self._lease.env
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """Observation space of the environments."""
+        space: Space[Any] = self._service.started.result()[0]
+        return space
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Action space of the environments."""
+        space: Space[Any] = self._service.started.result()[1]
+        return space
+
+    def __repr__(self) -> str:
+        return f"<session {self.number} with env_id {self.env_id}>"
+
+    def __del__(self) -> None:
+        # A session that was begun by hand and forgotten.
+        self._service.end(self._lease)
+
+
+class Session(_Session):
+    """An environment that a coroutine has, see :meth:`parenv.SessionPool.session`.
+
+    All methods return or raise as the environment does. After the loss of the environment, all raise
+    :class:`~parenv.errors.SessionLostError`.
+    """
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._answer("", ())
+        except BaseException:
+            # A task may be cancelled at the moment in which it gets the environment.
+            self._service.end(self._lease)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Nothing is awaited here, so that no cancellation can come between and keep the environment.
+        self._service.end(self._lease)
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; return the observation and the info.
+
+        Args:
+            seed: Seed. Default: of the first reset, the seed of the session; later, none.
+            options: Options. Default: of the first reset, the options of the session; later, none.
+        """
+        observation, info = await self._answer("reset", (seed, options))
+        return observation, info
+
+    async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step; return observation, reward, terminated, truncated and info."""
+        observation, reward, terminated, truncated, info = await self._answer("step", (action,))
+        return observation, reward, terminated, truncated, info
+
+    async def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the environment, or return an attribute that is not callable."""
+        return await self._answer("call", ("call", name, args, kwargs))
+
+    async def get_attr(self, name: str) -> Any:
+        """Return an attribute of the environment, as plain data."""
+        return await self._answer("call", ("get_attr", name))
+
+    async def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the environment. It stays when the session ends, unless the environment is replaced."""
+        await self._answer("call", ("set_attr", [value], name))
+
+    async def render(self) -> Any:
+        """Render the environment; return what it returns."""
+        return await self.call("render")
+
+    async def _answer(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        loop = asyncio.get_running_loop()
+        reply = _LoopReply(loop)
+        if operation:
+            self._service.ask(self._lease, operation, arguments, reply)
+        else:
+            self._service.join(self._lease, reply)
+        value, error = await reply.future
+        if error is not None:
+            raise error
+        return value
+
+
+class SyncSession(_Session):
+    """An environment that a thread has, see :meth:`parenv.SessionPool.session_sync`. Its methods wait."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._answer("", ())
+        except BaseException:
+            self._service.end(self._lease)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._service.end(self._lease)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, see :meth:`Session.reset`."""
+        observation, info = self._answer("reset", (seed, options))
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step; return observation, reward, terminated, truncated and info."""
+        observation, reward, terminated, truncated, info = self._answer("step", (action,))
+        return observation, reward, terminated, truncated, info
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the environment, or return an attribute that is not callable."""
+        return self._answer("call", ("call", name, args, kwargs))
+
+    def get_attr(self, name: str) -> Any:
+        """Return an attribute of the environment, as plain data."""
+        return self._answer("call", ("get_attr", name))
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the environment, see :meth:`Session.set_attr`."""
+        self._answer("call", ("set_attr", [value], name))
+
+    def render(self) -> Any:
+        """Render the environment; return what it returns."""
+        return self.call("render")
+
+    def _answer(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        reply = _ThreadReply()
+        if operation:
+            self._service.ask(self._lease, operation, arguments, reply)
+        else:
+            self._service.join(self._lease, reply)
+        return reply.future.result()
+
+
+class _LoopReply:
+    """Answer for a coroutine."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def settle(self, value: Any, error: BaseException | None) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(self._set, (value, error))
+        except RuntimeError:  # The event loop is closed.
+            return False
+        return True
+
+    def _set(self, answer: tuple[Any, BaseException | None]) -> None:
+        # The task may have been cancelled, or the session may have been lost before.
+        if not self.future.done():
+            self.future.set_result(answer)
+
+
+class _ThreadReply:
+    """Answer for a thread."""
+
+    def __init__(self) -> None:
+        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def settle(self, value: Any, error: BaseException | None) -> bool:
+        if self.future.done():
+            return True
+        if error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+        return True
