@@ -22,10 +22,11 @@ from parenv.crew.open_call import OpenCall
 from parenv.crew.watchdog import Watchdog
 from parenv.crew.workers import FOREVER_S
 from parenv.envs.seeding import session_seed
-from parenv.errors import ParenvError, PoolClosedError, SessionLostError
+from parenv.errors import ParenvError, SessionLostError
 from parenv.memory.shared import SharedMemory
 from parenv.memory.spaces import rebuild
 from parenv.memory.status_slot import header_bytes
+from parenv.memory.trees import own_copy
 from parenv.process.user_code import dumps
 from parenv.process.wake_up import WakeUp
 from parenv.protocol.messages import Failure
@@ -249,9 +250,10 @@ class Engine:
         next_s = min(self._next_look_s, self._deadlines[0][0] if self._deadlines else math.inf)
         if not self._answered:
             self._crew.listen(max(0.0, min(FOREVER_S, next_s - time.monotonic())))
+        # Before the answers: in this process, nothing but the answer ends the wait for a step.
+        self._check_times(time.monotonic())
         while self._answered:
             self._take(self._answered.popleft())
-        self._check_times(time.monotonic())
         self._assign()
 
     def metrics(self) -> SessionMetrics:
@@ -268,21 +270,19 @@ class Engine:
             step_seconds=self._seconds["step"],
         )
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self, refusal: Exception) -> None:
         """End all sessions and workers.
 
         Args:
-            error: Exception after which the pool cannot continue, or ``None`` if the user closes it.
+            refusal: Exception for sessions that wait. Its cause is the error after which the pool cannot continue.
         """
         for lease in list(self._known.values()):
             if lease.env is None:
-                closed = PoolClosedError("the pool is closed")
-                closed.__cause__ = error
-                self._settle(lease, closed)
+                self._settle(lease, refusal)
                 self._lost[POOL_CLOSED] += 1
                 del self._known[lease.number]
             else:
-                self._lose(lease, POOL_CLOSED, "the pool is closed", error)
+                self._lose(lease, POOL_CLOSED, str(refusal), refusal.__cause__)
         self._closing.close()
 
     def _reset_arguments(self, lease: Lease, seed: int | None, options: Any) -> tuple[Any, Any]:
@@ -370,7 +370,8 @@ class Engine:
             return None, error
         if isinstance(answer, Mapping):
             return None, self._crew.workers.error_of(Failure(*answer["failure"]), env.worker)
-        return answer, None
+        # Arrays are views of the message, which nobody may write to, and belong to the session from now on.
+        return own_copy(answer), None
 
     def _release(self, lease: Lease) -> None:
         """Take the environment of a session back, with the requests that are not sent yet."""
@@ -393,7 +394,7 @@ class Engine:
         del self._known[lease.number]
         self._lost[reason] += 1
         if reason != POOL_CLOSED:
-            _log.warning("%s", error)
+            _log.warning("%s", str(error))
         for asked in () if lease.env is None else self._envs[lease.env].asked:
             asked.reply.settle(None, error)
         self._release(lease)

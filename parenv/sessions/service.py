@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import logging
 import threading
 import weakref
@@ -11,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from parenv.crew.crew import Crew
-from parenv.errors import PoolClosedError
+from parenv.errors import PoolClosedError, shorten
 from parenv.process.forks import Owner
 from parenv.process.wake_up import WakeUp
 from parenv.sessions.engine import Engine, Lease, Reply
@@ -19,7 +20,8 @@ from parenv.sessions.metrics import SessionMetrics
 from parenv.sessions.plan import SessionPlan
 
 _log = logging.getLogger("parenv")
-Command = Callable[[Engine], object]
+Command = Callable[[Any], object]
+"""Request to an :class:`Engine`, or to :class:`_NotStarted`."""
 EXIT_S = 70.0
 """Seconds that the thread may need to end all workers: a little longer than killing them may take."""
 
@@ -32,6 +34,7 @@ class _Line:
         started: Spaces of the environments, once all workers are ready, or the exception of the start.
         refusal: Exception for every further request, or ``None`` while the pool is open.
         crew: Crew of the workers, once it is made.
+        finalizer: What closes the pool when it is garbage.
         metrics: Figures of the engine.
     """
 
@@ -42,6 +45,7 @@ class _Line:
         self.started: concurrent.futures.Future[tuple[Any, ...]] = concurrent.futures.Future()
         self.refusal: Exception | None = None
         self.crew: Crew | None = None
+        self.finalizer: weakref.finalize[..., Any] | None = None
         self.metrics = SessionMetrics(num_envs=sum(plan.job.shares), free=sum(plan.job.shares))
 
     def submit(self, command: Command) -> bool:
@@ -60,11 +64,25 @@ class _Line:
         if self.refusal is not None:
             crew.workers.stopped = _closed
 
-    def close(self, error: Exception | None) -> None:
-        """Refuse further requests, and have the engine close the pool."""
+    def fail(self, error: BaseException) -> None:
+        """Tell those who wait for the start that it has failed, unless nobody does any more."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.started.set_exception(error)
+
+    def release(self) -> None:
+        """Let go of everything, once the pool is closed. A session that somebody keeps knows this object."""
         with self.lock:
-            if self.refusal is None:
-                self.refusal = error or _closed()
+            self.crew, wake_up, self.wake_up = None, self.wake_up, None
+            if wake_up is not None:
+                wake_up.close()
+        if self.finalizer is not None:
+            # It keeps this object, whose refusal may refer to frames of the user, which may refer to the pool.
+            self.finalizer.detach()
+
+    def close(self, refusal: Exception) -> None:
+        """Refuse further requests with an exception, and have the engine close the pool."""
+        with self.lock:
+            self.refusal = self.refusal or refusal
             if self.crew is not None:
                 # A start in progress ends with the next look.
                 self.crew.workers.stopped = _closed
@@ -83,9 +101,9 @@ class Service:
     def __init__(self, plan: SessionPlan) -> None:
         self._owner, self._line = Owner("the pool"), _Line(plan)
         self._thread = threading.Thread(target=_serve, args=(plan, self._line), name="parenv sessions", daemon=True)
-        self._thread.start()
         # The thread knows neither this object nor the pool, so both can become garbage while it runs.
-        self._finalizer = weakref.finalize(self, _end, self._owner, self._line, self._thread)
+        self._line.finalizer = weakref.finalize(self, _end, self._owner, self._line, self._thread)
+        self._thread.start()
 
     @property
     def started(self) -> concurrent.futures.Future[tuple[Any, ...]]:
@@ -116,7 +134,7 @@ class Service:
     def close(self, wait: bool = True) -> None:
         """Close the pool; with ``wait``, return when all workers have ended. Idempotent."""
         if self._owner.is_here:
-            self._line.close(None)
+            self._line.close(_closed())
             if wait and threading.current_thread() is not self._thread:
                 self._thread.join(EXIT_S)
 
@@ -135,7 +153,7 @@ def _closed() -> PoolClosedError:
 def _end(owner: Owner, line: _Line, thread: threading.Thread) -> None:
     """Close a pool that is garbage, or whose interpreter ends."""
     if owner.is_here:
-        line.close(None)
+        line.close(_closed())
         if threading.current_thread() is not thread:
             thread.join(EXIT_S)
 
@@ -145,29 +163,59 @@ def _serve(plan: SessionPlan, line: _Line) -> None:
     try:
         engine = Engine(plan, line.wake_up, line.take_crew)
     except BaseException as error:
+        shorten(error)
         line.close(_broken(error))
-        line.started.set_exception(error)
+        line.release()
+        line.fail(error)
+        _run_commands(_NotStarted(line), line)
         return
-    cause: Exception | None = None
     try:
-        line.started.set_result(engine.spaces)
+        # Somebody who waited for the start may have been cancelled, which cancels the future.
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            line.started.set_result(engine.spaces)
         while line.refusal is None:
             _run_commands(engine, line)
             line.metrics = engine.metrics()
             engine.listen()
     except Exception as error:
         if line.refusal is None:
-            cause = error
-            _log.error("the session pool cannot continue: %s", error)
+            shorten(error)
+            _log.error("the session pool cannot continue: %s", str(error))
+            line.close(_broken(error))
     finally:
-        line.close(None if cause is None else _broken(cause))
+        line.close(_closed())
         # Sessions that were ended before the close count as ended.
         _run_commands(engine, line)
-        engine.close(cause)
+        engine.close(line.refusal or _closed())
         line.metrics = engine.metrics()
+        line.release()
 
 
-def _run_commands(engine: Engine, line: _Line) -> None:
+class _NotStarted:
+    """Refuses the requests that came before the start failed.
+
+    Args:
+        line: What both sides of the thread know.
+    """
+
+    patience_s = 0.0
+
+    def __init__(self, line: _Line) -> None:
+        self._line = line
+
+    def join(self, lease: Lease, reply: Reply) -> None:
+        """Refuse a session."""
+        reply.settle(None, self._line.refusal)
+
+    def ask(self, lease: Lease, operation: str, arguments: tuple[Any, ...], reply: Reply) -> None:
+        """Refuse an operation."""
+        reply.settle(None, self._line.refusal)
+
+    def end(self, lease: Lease) -> None:
+        """Do nothing, because no session has an environment."""
+
+
+def _run_commands(engine: Engine | _NotStarted, line: _Line) -> None:
     """Do what other threads have requested; wait for a request if the environments are in this process and idle."""
     patience_s = 0.0 if line.wake_up is not None or line.refusal is not None else engine.patience_s
     try:

@@ -101,11 +101,13 @@ class Session(_Session):
 
     async def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment, or return an attribute that is not callable."""
-        return await self._answer("call", ("call", name, args, kwargs))
+        (value,) = await self._answer("call", ("call", name, args, kwargs))
+        return value
 
     async def get_attr(self, name: str) -> Any:
         """Return an attribute of the environment, as plain data."""
-        return await self._answer("call", ("get_attr", name))
+        (value,) = await self._answer("call", ("get_attr", name))
+        return value
 
     async def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of the environment. It stays when the session ends, unless the environment is replaced."""
@@ -156,11 +158,13 @@ class SyncSession(_Session):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment, or return an attribute that is not callable."""
-        return self._answer("call", ("call", name, args, kwargs))
+        (value,) = self._answer("call", ("call", name, args, kwargs))
+        return value
 
     def get_attr(self, name: str) -> Any:
         """Return an attribute of the environment, as plain data."""
-        return self._answer("call", ("get_attr", name))
+        (value,) = self._answer("call", ("get_attr", name))
+        return value
 
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of the environment, see :meth:`Session.set_attr`."""

@@ -57,7 +57,7 @@ class LeasedEnv:
         return inspect.iscoroutinefunction(env.step) and inspect.iscoroutinefunction(env.reset)
 
     async def do(self, operation: str, *arguments: Any) -> Any:
-        """Do an operation; return the answer, which contains the exception if the environment has raised one.
+        """Do an operation; return a list as the answer, or a dict with the exception if the environment has raised one.
 
         An environment without coroutines never suspends this method, see :func:`finished`.
         """
@@ -96,9 +96,9 @@ class LeasedEnv:
             raise
         return [_plain(observation), reward, bool(terminated), bool(truncated), plain_info(info)[0]]
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def _call(self, method: str, *arguments: Any) -> list[Any]:
         self._status.begin("call", self._env_id)
-        return as_data(await _awaited(ENV_METHODS[method](self.env, 0, *arguments)))
+        return [as_data(await _awaited(ENV_METHODS[method](self.env, 0, *arguments)))]
 
     def _made(self) -> Any:
         self._status.begin("making the environment", self._env_id)
@@ -200,6 +200,8 @@ class EventLoop:
         """End the loop. Coroutines that have not ended then are dropped."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_TIMEOUT_S)
+        if not self._loop.is_running():
+            self._loop.close()
 
 
 class InLoop:
