@@ -14,14 +14,13 @@ import numpy as np
 class Ledger(gym.Env[Any, Any]):
     """An environment that names its process, its episode and its step, and does what its actions say.
 
-    An action is a text, or a dict ``{"do": text, ...}``. ``"die"``, ``"hang"`` and ``"raise"`` do so. ``"echo"`` returns
-    the ``value`` of the dict as the observation.
+    An action is a text, or a dict ``{"do": text, ...}``. ``"die"``, ``"hang"`` and ``"raise"`` do so. ``"echo"``
+    returns the ``value`` of the dict as the observation.
     """
 
-    observation_space = gym.spaces.Text(1000)
-    action_space = gym.spaces.Text(1000)
-
-    def __init__(self) -> None:
+    def __init__(self, has_text: bool = True) -> None:
+        # Another interpreter cannot describe a space of texts. Its values may be any plain data all the same.
+        self.observation_space = self.action_space = gym.spaces.Text(1000) if has_text else gym.spaces.Discrete(2)
         self.episode, self.steps, self.level = 0, 0, 1
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -66,6 +65,34 @@ class Ledger(gym.Env[Any, Any]):
 
     def render(self) -> Any:
         return np.full((2, 2, 3), self.steps, np.uint8)
+
+
+class Camera(gym.Env[Any, Any]):
+    """An environment whose observations are large, and that overwrites the arrays of earlier ones."""
+
+    observation_space = gym.spaces.Dict(
+        image=gym.spaces.Box(0, 255, (200, 300, 3), np.uint8),
+        depth=gym.spaces.Tuple(
+            [gym.spaces.Box(0.0, 1.0, (200, 300), np.float32), gym.spaces.Box(0, 9, (2,), np.int64)]
+        ),
+    )
+    action_space = gym.spaces.Discrete(256)
+
+    def __init__(self) -> None:
+        self.image, self.depth = np.zeros((200, 300, 3), np.uint8), np.zeros((300, 200), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.step(1)[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.image[:], self.depth[:] = action, action / 256
+        self.depth[0, 1] = -1.0
+        # The transposed array is not contiguous.
+        return {"image": self.image, "depth": (self.depth.T, np.full(2, action))}, 1.0, False, False, {}
+
+    def frames(self) -> Any:
+        return [self.image, np.zeros((2000, 2000), np.int64)]
 
 
 class Waiting(gym.Env[Any, Any]):

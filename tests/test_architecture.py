@@ -21,7 +21,7 @@ LAYERS = [
     {"envs", "policy", "worker"},
     {"remote"},
     {"crew"},
-    {"pool", "vector", "population"},
+    {"pool", "vector", "population", "sessions"},
     {"records", "advice"},
     {"learning"},
     {"checkpoints", "hosts", "rollouts", "statistics"},

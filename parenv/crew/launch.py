@@ -140,6 +140,7 @@ def start_workers(
     optimizers: bool = False,
     hear: Callable[[Event], object],
     made: Callable[[Crew], object] = lambda crew: None,
+    tray_bytes: Callable[[Any], int] = lambda ready: 0,
 ) -> Crew:
     """Start workers that only answer calls, for populations, evaluations and sessions, and wait until all are ready.
 
@@ -153,6 +154,8 @@ def start_workers(
         optimizers: Whether workers make optimizers of torch.
         hear: Function that receives losses and returns, see :class:`~parenv.crew.crew.Product`.
         made: Function that gets the crew before any worker starts.
+        tray_bytes: Function of a worker's message that it is ready, which returns the bytes of shared memory that each
+            sub-environment needs, see :mod:`parenv.memory.trays`. They follow the status slots.
 
     Returns:
         Crew of the workers.
@@ -164,11 +167,17 @@ def start_workers(
     limit = None if inline else job.options.max_memory_bytes
     workers = Workers(where, status, job.shares, max_memory_bytes=limit)
     launch = with_launch(memory.handle)
-    # A worker begins when it gets its layout, whose fields are empty because no rollout leaves the worker.
-    layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]
     crew = Crew(workers, job.options, lambda _: launch, processes=not inline)
     stack.callback(crew.close, job.options.close_timeout_s)
     made(crew)
-    crew.start()
+    offset, size = memory.size, tray_bytes(crew.start()[0])
+    if size:
+        memory.grow(offset + sum(job.shares) * size)
+        memory.reserve(offset, sum(job.shares) * size)
+    # A worker begins when it gets its layout. No rollout leaves it, so only trays need a place.
+    layouts = [
+        Layout(offset if size else 0, size, share, 1, 0, 0, workers.env_ids(i)[0], [], [])
+        for i, share in enumerate(job.shares)
+    ]
     crew.serve(Product(lambda worker: [layouts[worker]], hear))
     return crew

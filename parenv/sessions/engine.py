@@ -26,6 +26,7 @@ from parenv.errors import ParenvError, SessionLostError
 from parenv.memory.shared import SharedMemory
 from parenv.memory.spaces import rebuild
 from parenv.memory.status_slot import header_bytes
+from parenv.memory.trays import Tray, tray_bytes
 from parenv.memory.trees import own_copy
 from parenv.process.user_code import dumps
 from parenv.process.wake_up import WakeUp
@@ -126,6 +127,7 @@ class LeasableEnv:
     Args:
         worker: Worker that has it.
         row: Its index there.
+        tray: Memory for large arrays of its answers.
 
     Attributes:
         lease: Session that has it, or ``None``.
@@ -137,6 +139,7 @@ class LeasableEnv:
 
     worker: int
     row: int
+    tray: Tray = field(default_factory=Tray)
     lease: Lease | None = None
     asked: deque[Asked] = field(default_factory=deque)
     call: OpenCall | None = None
@@ -169,8 +172,9 @@ class Engine:
         self._counts: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._seconds = {"waiting": 0.0, "reset": 0.0, "step": 0.0}
+        is_shared, head_bytes = plan.placement is None and not plan.inline, header_bytes(len(job.shares))
         with contextlib.ExitStack() as stack:
-            memory = SharedMemory(header_bytes(len(job.shares)))
+            memory = SharedMemory(head_bytes)
             stack.callback(memory.close)
 
             def prepare(crew: Crew) -> None:
@@ -187,8 +191,14 @@ class Engine:
                 placement=plan.placement,
                 hear=self._hear,
                 made=prepare,
+                # The memory of a host, or of this process, is not shared.
+                tray_bytes=lambda ready: tray_bytes(rebuild(ready.spaces[0])) if is_shared else 0,
             )
             self._closing = stack.pop_all()
+        if size := (memory.size - head_bytes) // len(self._envs):
+            trays = memoryview(memory.map())[head_bytes:]
+            for index, env in enumerate(self._envs):
+                env.tray = Tray(trays[index * size :][:size])
         ready: Any = self._crew.workers.ready(0)
         self.spaces = tuple(map(rebuild, ready.spaces))
 
@@ -371,7 +381,8 @@ class Engine:
         if isinstance(answer, Mapping):
             return None, self._crew.workers.error_of(Failure(*answer["failure"]), env.worker)
         # Arrays are views of the message, which nobody may write to, and belong to the session from now on.
-        return own_copy(answer), None
+        placed, value, *rest = answer
+        return [env.tray.take(own_copy(value), placed), *own_copy(rest)], None
 
     def _release(self, lease: Lease) -> None:
         """Take the environment of a session back, with the requests that are not sent yet."""

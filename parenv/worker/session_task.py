@@ -23,6 +23,7 @@ from parenv.envs.make import check_is_env
 from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_result
 from parenv.memory.spaces import describe
 from parenv.memory.status_slot import StatusSlot
+from parenv.memory.trays import Tray
 from parenv.placement.base import drained
 from parenv.process.wake_up import WakeUp
 from parenv.protocol.frames import Sender
@@ -43,10 +44,14 @@ class LeasedEnv:
         make: Function that makes the environment, and makes it again after it has raised.
         env_id: Index of the environment in the whole pool.
         status: Status slot of the worker.
+
+    Attributes:
+        tray: Memory for large arrays of answers.
     """
 
     def __init__(self, make: Callable[[], Any], env_id: int, status: StatusSlot) -> None:
         self._make, self._env_id, self._status = make, env_id, status
+        self.tray = Tray()
         self._is_broken = False
         self.env = self._made()
 
@@ -64,7 +69,7 @@ class LeasedEnv:
         try:
             return await getattr(self, f"_{operation}")(*arguments)
         except (Exception, SystemExit) as error:
-            # What a step or a reset has left behind is unknown, so the next reset gets a new environment.
+            # The state after a failed step or reset is unknown, so the next reset gets a new environment.
             self._is_broken = self._is_broken or operation in ("reset", "step")
             doing = {"step": "step", "reset": "reset"}.get(operation, "call")
             return as_answer(failure_of(error, doing, self._env_id))
@@ -81,7 +86,7 @@ class LeasedEnv:
         self._status.begin("reset", self._env_id)
         more = {} if options is None else {"options": options}
         observation, info = reset_result(await _awaited(self.env.reset(seed=seed, **more)))
-        return [_plain(observation), plain_info(info)[0]]
+        return [*self._in_tray(observation), plain_info(info)[0]]
 
     async def _step(self, action: Any) -> list[Any]:
         self._status.begin("step", self._env_id)
@@ -94,11 +99,17 @@ class LeasedEnv:
         except Exception as error:
             explain_step(error, returned, self._env_id)
             raise
-        return [_plain(observation), reward, bool(terminated), bool(truncated), plain_info(info)[0]]
+        return [*self._in_tray(observation), reward, bool(terminated), bool(truncated), plain_info(info)[0]]
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
         self._status.begin("call", self._env_id)
-        return [as_data(await _awaited(ENV_METHODS[method](self.env, 0, *arguments)))]
+        return self._in_tray(await _awaited(ENV_METHODS[method](self.env, 0, *arguments)))
+
+    def _in_tray(self, value: Any) -> list[Any]:
+        """Return where the large arrays of a value are, and the rest of it as plain data."""
+        # Arrays that go in the tray are not encoded, so this comes first.
+        rest, placed = self.tray.put(value)
+        return [placed, _plain(rest)]
 
     def _made(self) -> Any:
         self._status.begin("making the environment", self._env_id)
@@ -261,7 +272,10 @@ class SessionTask(Task):
         return Ready(self._spaces, len(self._lanes), [], [])
 
     def lay_out(self, layout: Layout, mapping: Any) -> Self:
-        """Return this task, which needs no shared memory."""
+        """Take the trays of the environments, if there are any."""
+        if size := layout.slot_bytes:
+            for index, leased in enumerate(self._leased, layout.first_env_id):
+                leased.tray = Tray(memoryview(mapping)[layout.slots_offset + index * size :][:size])
         return self
 
     def answer(self, method: str, row: int, operation: str, *arguments: Any) -> Any:
@@ -286,7 +300,7 @@ class SessionTask(Task):
         for make in makers:
             lanes.append(SameThread(make) if self.completed is None else OwnThread(make, self._done))
             stack.callback(lanes[-1].end)
-        leased = [lane.leased() for lane in lanes]
+        leased = self._leased = [lane.leased() for lane in lanes]
         self._spaces = [describe(getattr(leased[0].env, f"{kind}_space")) for kind in ("observation", "action")]
         used: Sequence[Lane] = lanes
         if leased[0].has_coroutines:
@@ -324,11 +338,11 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _plain(observation: Any) -> Any:
-    """Return an observation as plain data. An array of numbers is sent as it is, without a trial encoding."""
-    if type(observation) in _PLAIN or (type(observation) is np.ndarray and observation.dtype.kind in "biuf"):
-        return observation
-    return as_data(observation)
+def _plain(value: Any) -> Any:
+    """Return a value as plain data. An array of numbers is sent as it is, without a trial encoding."""
+    if type(value) in _PLAIN or (type(value) is np.ndarray and value.dtype.kind in "biuf"):
+        return value
+    return as_data(value)
 
 
 def _outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:

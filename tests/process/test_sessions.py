@@ -1,4 +1,6 @@
 """Check that a session pool loses no environment and no session, however sessions end."""
+# Several statements make one session, which the exception ends.
+# ruff: noqa: PT012
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+import session_envs
 from audits import until
 from leftovers import processes_left
 from session_envs import Ledger, Waiting
@@ -37,13 +40,12 @@ PLACES: dict[str, dict[str, Any]] = {
     ELSEWHERE: {"workers": WorkerOptions(python=sys.executable)},
     HOSTS: {},
 }
+COSTLY = (SPAWNED, ELSEWHERE, HOSTS)
 ISOLATED = (FORKS, ELSEWHERE, HOSTS)
 """Places in which a process that ends takes no other environment with it."""
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=() if name in (INLINE, FORKS, THREADS) else pytest.mark.more) for name in PLACES]
-)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.more if name in COSTLY else ()) for name in PLACES])
 def where(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -61,7 +63,8 @@ def make(where: str, tmp_path: Any) -> Iterator[Any]:
         if hosts is not None:
             hosts.start(num_envs + arguments.get("reset_ahead", 0) + 1)
             arguments["placement"] = hosts.placement()
-        return SessionPool(entry_point(f"{Ledger.__module__}:Ledger"), num_envs=num_envs, **arguments)
+        factory = entry_point(f"{session_envs.__file__}:Ledger", has_text=where != ELSEWHERE)
+        return SessionPool(factory, num_envs=num_envs, **arguments)
 
     yield made
     if hosts is not None:
@@ -88,9 +91,9 @@ async def settled(pool: SessionPool, **expected: Any) -> Any:
         now = pool.metrics()
         assert now.waiting + now.leased + now.ended + sum(now.lost.values()) == now.begun
         assert now.free + now.ahead + now.leased + now.busy + now.away == now.num_envs
-        if now.waiting == now.leased == now.busy == now.away == 0:
-            if all(getattr(now, name) == value for name, value in expected.items()):
-                return now
+        is_at_rest = now.waiting == now.leased == now.busy == now.away == 0
+        if is_at_rest and all(getattr(now, name) == value for name, value in expected.items()):
+            return now
         assert time.monotonic() < deadline, (now, expected)
         await asyncio.sleep(0.01)
 
@@ -174,12 +177,40 @@ def test_observations_actions_and_infos_of_any_kind_travel(make: Any, where: str
             await env.set_attr("level", 4)
             assert await env.get_attr("level") == 4
             np.testing.assert_equal(await env.render(), np.full((2, 2, 3), len(VALUES), np.uint8))
-            assert isinstance(env.action_space, gym.spaces.Text)
+            assert isinstance(env.action_space, gym.spaces.Discrete if where == ELSEWHERE else gym.spaces.Text)
             assert env.observation_space == pool.observation_space
             with pytest.raises(NotDataError):
                 await env.call("secret")
 
     run(main())
+
+
+@pytest.mark.parametrize("more", [{}, {"envs_per_worker": 2}, {"num_workers": 0}, {"reset_ahead": 1}])
+def test_large_arrays_are_the_session_s_own(more: dict[str, Any]) -> None:
+    def expected(action: int) -> Any:
+        depth = np.full((200, 300), action / 256, np.float32)
+        depth[1, 0] = -1.0
+        return {"image": np.full((200, 300, 3), action, np.uint8), "depth": (depth, np.full(2, action))}
+
+    def one(pool: SessionPool) -> None:
+        with pool.session_sync() as env:
+            first, _ = env.reset()
+            second, *_ = env.step(9)
+            np.testing.assert_equal((first, second), (expected(1), expected(9)))
+            second["image"][:] = 0
+            second["depth"][0][:] = 0
+            np.testing.assert_equal(env.step(8)[0], expected(8))
+            image, other = env.call("frames")
+            assert (int(image.max()), other.shape, int(other.sum())) == (8, (2000, 2000), 0)
+
+    with SessionPool(session_envs.Camera, num_envs=4, **more) as pool:
+        for _ in range(2):
+            threads = [threading.Thread(target=one, args=(pool,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(LATE_S)
+        assert run(settled(pool, ended=8)).lost == {}
 
 
 def test_an_exception_of_the_environment_reaches_its_session_only(make: Any) -> None:

@@ -29,7 +29,7 @@ class LeasesAndDict(RuleBasedStateMachine):
         self.num_leases, self.num_ahead = num_leases, num_ahead
         self.leases = Leases(num_leases, num_ahead)
         self.state: dict[int, str | int] = dict.fromkeys(range(num_leases + num_ahead), FREE)
-        """State of each environment, or the number of the session that has it. One that is reset ahead counts as free."""
+        """State of each environment, or the number of the session that has it. One that is reset ahead is free."""
         self.ahead: dict[int, int] = {}
         """Session for which each environment was reset last, and has not been used since."""
         self.waiting: list[int] = []
