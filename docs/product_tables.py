@@ -15,17 +15,18 @@ from parenv.evaluation.arguments import NOT_FOR_EVALUATIONS
 from parenv.platform.limits import LIMITS
 from parenv.policy.capabilities import _REFUSED
 from parenv.population.arguments import _FOR_POOLS as NOT_FOR_POPULATIONS
+from parenv.sessions.plan import NOT_FOR_SESSIONS
 from parenv.vector.vector_plan import _FOR_POOLS as NOT_FOR_VECTOR_ENVS
 
-NOT_FOR_OTHERS = (NOT_FOR_VECTOR_ENVS, NOT_FOR_POPULATIONS, NOT_FOR_EVALUATIONS)
+NOT_FOR_OTHERS = (NOT_FOR_VECTOR_ENVS, NOT_FOR_POPULATIONS, NOT_FOR_EVALUATIONS, NOT_FOR_SESSIONS)
 SYSTEMS = ("linux", "posix", "windows")
 DOCS = Path(__file__).parent
 PAGES = [DOCS / page for page in ("installation.md", "developer/products.md", "reference/named-policies.md")]
 
 
 def _worker_options() -> Iterator[str]:
-    yield "| option | vector env | population | evaluation |"
-    yield "|---|---|---|---|"
+    yield "| option | vector env | population | evaluation | session pool |"
+    yield "|---|---|---|---|---|"
     for option in fields(WorkerOptions):
         others = ["no" if option.name in refused else "yes" for refused in NOT_FOR_OTHERS]
         if "no" in others:
