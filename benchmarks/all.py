@@ -28,6 +28,7 @@ NAMES = (
     "rock_paper_scissors",
     "nemesis",
     "faults",
+    "sessions",
     "gpu",
     "peers/stepping",
     "peers/sleeping",
