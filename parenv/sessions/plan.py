@@ -11,7 +11,7 @@ from parenv.envs.factories import EnvFn
 from parenv.envs.recycling import with_recycling
 from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
-from parenv.options import Placing, WorkerOptions
+from parenv.options import Placing, RayPlacement, WorkerOptions
 from parenv.platform.limits import possible_workers
 from parenv.worker.job import SessionJob
 
@@ -68,28 +68,28 @@ def make_plan(given: SessionArguments) -> SessionPlan:
     leave_to_pools(options, NOT_FOR_SESSIONS)
     num_envs, reset_ahead = at_least("num_envs", given.num_envs, 1), at_least("reset_ahead", given.reset_ahead, 0)
     per_worker = at_least("envs_per_worker", given.envs_per_worker, 1)
-    num_workers = possible_workers(given.num_workers)
-    if num_workers not in (None, 0):
+    total, count = num_envs + reset_ahead, -(-(num_envs + reset_ahead) // per_worker)
+    if given.num_workers not in (None, 0):
         raise ConfigurationError(
-            f"num_workers must be None or 0 for a session pool, got {num_workers!r}. Use envs_per_worker for "
+            f"num_workers must be None or 0 for a session pool, got {given.num_workers!r}. Use envs_per_worker for "
             "environments that share a process."
         )
-    inline, total = num_workers == 0, num_envs + reset_ahead
-    if inline and given.placement is not None:
-        raise ConfigurationError("num_workers=0 must be left out with a placement, because hosts run the workers.")
+    if given.placement is not None:
+        # On Ray, the placement has the number of workers.
+        count = placed_workers(given.placement, None if isinstance(given.placement, RayPlacement) else count)
+        if given.num_workers == 0:
+            raise ConfigurationError("num_workers=0 cannot be used with a placement. Leave one of them out.")
+    inline = given.placement is None and possible_workers(given.num_workers) == 0
     factories = factories_of(given.env_fn, options, given.placement is None)
     if factories.count is not None:
         raise ConfigurationError(
             f"env_fn must be one factory, because any session can get any environment, got {factories.count} factories."
         )
-    count = 0 if inline else -(-total // per_worker)
-    shares = split(total, placed_workers(given.placement, count))
+    shares = split(total, 0 if inline else count)
     job = SessionJob(
         factories=with_recycling(factories, options.recycle_episodes),
         # Each thread of a worker needs its own interpreter, see OtherPlace.
-        options=replace(
-            options, step_timeout_s=None, reset_timeout_s=None, step_threads=1 if inline else min(per_worker, total)
-        ),
+        options=replace(options, step_timeout_s=None, reset_timeout_s=None, step_threads=1 if inline else max(shares)),
         shares=shares,
         seed=root_seed(given.seed),
         at_once=not inline,

@@ -36,7 +36,8 @@ class SessionPool:
         num_envs: Number of environments, and of sessions that can have one at the same time.
         envs_per_worker: Number of environments of each worker process. With several, each is used in a thread of its
             own, or all in one event loop if ``step`` and ``reset`` are coroutines. This saves memory if environments
-            wait. A process that ends takes the environments of all its sessions with it. Default: 1.
+            wait. A process that ends takes the environments of all its sessions with it. A ``RayPlacement`` has its own
+            number of workers, among which the environments are divided. Default: 1.
         num_workers: ``0``: the environments are in a thread of this process, and are used one at a time, to debug them.
             Default: ``None``, as many processes as ``envs_per_worker`` needs.
         reset_ahead: Number of further environments, which are reset for the next sessions meanwhile. Default: 0.

@@ -60,7 +60,27 @@ pool = Stepping()
 print("ready", *(pool.envs._session.backend.workers.pid(worker) for worker in range(2)), flush=True)
 """
 )
-SYSTEMS = {"pool": POOL, "vector env": VECTOR_ENV}
+SESSIONS = (
+    PREAMBLE
+    + """
+class Leasing:
+    def __init__(self):
+        self.pool = parenv.SessionPool(Env, num_envs=2).__enter__()
+    def rollouts(self):
+        with self.pool.session_sync() as env:
+            env.reset()
+            while True:
+                yield env.step(0)[1]
+    def __enter__(self):
+        return self
+    def __exit__(self, *exc):
+        self.pool.close()
+
+pool = Leasing()
+print("ready", *(pool.pool._service._line.crew.workers.pid(worker) for worker in range(2)), flush=True)
+"""
+)
+SYSTEMS = {"pool": POOL, "vector env": VECTOR_ENV, "sessions": SESSIONS}
 ENDINGS = {
     "end of the script": "next(pool.rollouts())",
     "exception": "next(pool.rollouts()); raise RuntimeError('mine')",
@@ -144,7 +164,7 @@ def assert_nothing_is_left(directory: Path, pids: list[int]) -> None:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("ending", "system"),
-    [*one_in(1, ENDINGS, ["pool"]), *one_in(2, ENDINGS, ["vector env"])],
+    [*one_in(1, ENDINGS, ["pool"]), *one_in(2, ENDINGS, ["vector env"]), *one_in(2, ENDINGS, ["sessions"])],
 )
 def test_nothing_is_left_however_the_driver_ends(ending: str, system: str, directory: Path) -> None:
     before = in_shared_memory()
@@ -170,7 +190,10 @@ def test_workers_end_with_a_killed_driver_even_during_a_step(step: str, system: 
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(("system", "step"), [("pool", "a step that holds the GIL"), ("vector env", "a hung step")])
+@pytest.mark.parametrize(
+    ("system", "step"),
+    [("pool", "a step that holds the GIL"), ("vector env", "a hung step"), ("sessions", "a hung step")],
+)
 def test_ctrl_c_prints_one_traceback_and_ends_the_workers_even_during_a_step(
     step: str, system: str, directory: Path
 ) -> None:

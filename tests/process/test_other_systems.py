@@ -21,6 +21,8 @@ with parenv.AsyncWorkerPool("CartPole-v1", lean, num_workers=0, mode="sync", see
     print(*(rollout.observations.sum() for rollout, _ in zip(pool.rollouts(), range(3))))
     print(pool.evaluate(episodes=3).mean_return)
 print(parenv.evaluate(lean, "CartPole-v1", episodes=3, num_workers=0).episodes[2].episode_return)
+with parenv.SessionPool("CartPole-v1", num_envs=2, num_workers=0, seed=1) as sessions, sessions.session_sync() as env:
+    print(env.reset()[0].sum(), env.step(1)[0].sum(), sessions.metrics().num_envs)
 from stable_baselines3 import PPO
 model = PPO("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, seed=1, device="cpu")
 with accelerate(model, num_workers=0):
@@ -44,6 +46,7 @@ for what in (
     lambda: parenv.ParallelVectorEnv(["CartPole-v1"] * 2, num_workers=2),
     lambda: parenv.AsyncWorkerPool("CartPole-v1", lean, num_workers=1),
     lambda: parenv.evaluate(lean, "CartPole-v1", episodes=2, num_workers=2),
+    lambda: parenv.SessionPool("CartPole-v1", num_envs=2, placement=parenv.hosts.RayPlacement(num_workers=2)),
     lambda: parenv.WorkerOptions(step_workers=2),
     lambda: parenv.WorkerOptions(python="python3"),
     lambda: parenv.WorkerOptions(max_memory_bytes=1 << 30),
@@ -84,7 +87,7 @@ def test_checkpoints_runs_and_results_are_written(system: str, tmp_path: Path) -
 
 def test_windows_refuses_worker_processes_and_defaults_to_none() -> None:
     *refusals, numbers = printed(REFUSED, "win32")
-    assert len(refusals) == 7
+    assert len(refusals) == 8
     assert all(line.endswith("WSL 2.") for line in refusals)
     assert numbers.split()[0] == "0"
     assert numbers.split()[2] == "0"

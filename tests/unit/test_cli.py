@@ -580,7 +580,7 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
 
 def test_a_plot_without_matplotlib_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigurationError, match="Run: pip install matplotlib$"):
+    with pytest.raises(ConfigurationError, match=r"Run: pip install matplotlib$"):
         output_files.check_plotting()
 
 

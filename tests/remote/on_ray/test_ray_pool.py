@@ -17,7 +17,7 @@ from policies import zeros
 from ray_cluster import RayCluster
 from scripted_agents import Ledger, act, delivered, plain_loop, scripted, species
 
-from parenv import AsyncWorkerPool, Stop, WorkerOptions, WorkerTimeoutError
+from parenv import AsyncWorkerPool, SessionPool, Stop, WorkerOptions, WorkerTimeoutError
 from parenv.hosts import RayPlacement
 from parenv.testing import check_ledger
 
@@ -39,6 +39,22 @@ def test_a_population_on_actors_is_equal_to_a_local_one(cluster: RayCluster, tmp
     wanted = after(tmp_path / "one", 24, num_workers=0)
     placement = RayPlacement(num_workers=2, resources={"CPU": 0.5})
     assert after(tmp_path / "actors", 24, num_workers=None, placement=placement) == wanted
+
+
+def test_sessions_lease_environments_of_actors(cluster: RayCluster) -> None:
+    placement = RayPlacement(num_workers=2, resources={"CPU": 0.5})
+    with SessionPool("CartPole-v1", num_envs=4, seed=1, placement=placement) as pool:
+        seen = {}
+        for _ in range(8):
+            with pool.session_sync() as env:
+                env.reset()
+                seen[env.number] = env.step(1)[0].tolist()
+        assert pool.metrics().num_envs == 4
+    with SessionPool("CartPole-v1", num_envs=1, seed=1) as pool:
+        for number, observation in seen.items():
+            with pool.session_sync() as env:
+                env.reset()
+                assert (env.number, env.step(1)[0].tolist()) == (number, observation)
 
 
 def test_named_policies_act_on_actors(cluster: RayCluster) -> None:
