@@ -46,7 +46,8 @@ lint: .venv/dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/vermin --target=3.6- --no-tips parenv/process/served_envs.py
-	.venv/bin/python tests/prose.py parenv README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs examples benchmarks
+	.venv/bin/python tests/prose.py parenv README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md RELEASING.md CODE_OF_CONDUCT.md \
+		docs examples benchmarks
 
 # Modules for worker processes raise on Windows, so mypy knows nothing of their names there.
 types: .venv/dev
