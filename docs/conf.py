@@ -33,7 +33,8 @@ html_theme_options: dict[str, Any] = {
     "dark_css_variables": {"color-brand-primary": "#7db8ec", "color-brand-content": "#7db8ec"},
 }
 if address():
-    html_theme_options |= {"source_repository": f"{address()}/", "source_branch": "main", "source_directory": "docs/"}
+    html_theme_options["source_view_link"] = f"{address()}/blob/main/docs/{{filename}}"
+    html_theme_options["source_edit_link"] = f"{address()}/edit/main/docs/{{filename}}"
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 
