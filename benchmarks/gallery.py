@@ -252,11 +252,19 @@ def filled(page: str) -> str:
 
 def _entry(name: str, kept: Any) -> str:
     subject, facts = SUBJECTS[name], kept["machine"]
+    rows = "\n".join(
+        "| {} | {:,.0f} | {:,.1f} | {:,.1f} |".format(label, *(end["median"] for end in one["ends"].values()))
+        for label, one in kept["results"].items()
+    )
     return f"""## {subject.title}
 
 ![Return over env steps and over seconds](../benchmarks/results/gallery_{name}.png)
 
-*{facts["cpu"]}, {facts["cores"]} cores, `python benchmarks/gallery.py {name}`*
+`python benchmarks/gallery.py {name}`, on {facts["cpu"]}, {facts["cores"]} cores; medians at the end of the runs:
+
+| | env steps | seconds | mean return |
+|---|---|---|---|
+{rows}
 """
 
 
