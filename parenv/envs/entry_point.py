@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from parenv.options import WorkerOptions
 from parenv.protocol.data import pack
 
 _IDENTIFIERS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_importing = threading.RLock()
 _ENV_ID = re.compile(r"[\w:./-]+")
 
 
@@ -147,15 +149,21 @@ def _module(place: str) -> ModuleType:
     if not place.endswith(".py"):
         return importlib.import_module(place)
     path = str(Path(place).resolve())
-    if path not in sys.modules:
-        spec = importlib.util.spec_from_file_location(path, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{place} cannot be imported")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[path]
-            raise
+    # The environments of a worker may be made in several threads, which must not see a part of the module.
+    with _importing:
+        if path not in sys.modules:
+            _import_file(place, path)
     return sys.modules[path]
+
+
+def _import_file(place: str, path: str) -> None:
+    spec = importlib.util.spec_from_file_location(path, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{place} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path]
+        raise

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -130,3 +132,12 @@ def test_keyword_arguments_for_environments_do_not_meet_a_parameter(function: An
     named = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD and one.name != "self"]
     assert named == []
     assert parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+
+
+def test_threads_that_import_one_file_all_see_the_whole_module(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text("import time, gymnasium; time.sleep(0.2)\ndef make(): return gymnasium.make('CartPole-v1')\n")
+    make = entry_point(f"{file}:make")
+    with ThreadPoolExecutor(4) as threads:
+        made = [threads.submit(make) for _ in range(4)]
+        assert len({id(one.result()) for one in made}) == 4
