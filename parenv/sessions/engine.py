@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import logging
 import math
+import reprlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -107,6 +108,11 @@ class ResetAhead:
         if seed != known or (options is None) != (known_options is None):
             return False
         return options is None or dumps(options) == dumps(known_options)
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the environment has raised an exception."""
+        return self._answer is not None and self._answer[1] is not None
 
     def give(self, reply: Reply) -> None:
         """Give the answer to a session, as soon as it is there."""
@@ -211,7 +217,8 @@ class Engine:
 
     def join(self, lease: Lease, reply: Reply) -> None:
         """Put a session at the end of the queue. The reply is settled when it has an environment."""
-        if lease.is_over:
+        if lease.is_over or lease.lost is not None or lease.number in self._known:
+            reply.settle(None, ParenvError(f"session {lease.number} has begun before. Make another one."))
             return
         lease.reply, lease.asked_s = reply, time.monotonic()
         self._known[lease.number] = lease
@@ -234,6 +241,7 @@ class Engine:
         if ahead is not None:
             if is_first and operation == "reset" and ahead.fits(*arguments):
                 self._counts["resets_ahead"] += 1
+                lease.has_reset = not ahead.has_failed
                 ahead.give(reply)
                 return
             self._counts["wasted_resets"] += 1
@@ -366,6 +374,9 @@ class Engine:
         self._counts["operations"] += 1
         if asked.operation in self._seconds:
             self._seconds[asked.operation] += time.monotonic() - env.began_s
+        if error is not None and asked.operation == "reset" and env.lease is not None:
+            # Nobody can step it, and the next reset has the seed of the first one.
+            env.lease.has_reset = False
         if not asked.reply.settle(value, error) and env.lease is not None:
             # The event loop of the session is closed, so nobody else will end it.
             self.end(env.lease)
@@ -389,7 +400,8 @@ class Engine:
         env = None if lease.env is None else self._envs[lease.env]
         if env is not None:
             while len(env.asked) > 1:
-                env.asked.pop()
+                # A thread may still wait for the answer to a request of a session that another thread has ended.
+                env.asked.pop().reply.settle(None, _without_env(lease))
             if env.ahead is not None:
                 self._counts["wasted_resets"] += 1
             env.lease = env.ahead = None
@@ -398,7 +410,7 @@ class Engine:
 
     def _lose(self, lease: Lease, reason: str, why: str, cause: BaseException | None = None) -> None:
         """Tell a session that it has lost its environment."""
-        named = "" if lease.task is None else f" (task {lease.task!r})"
+        named = "" if lease.task is None else f" (task {reprlib.repr(lease.task)})"
         error = SessionLostError(f"session {lease.number}{named} has lost its environment: {why}")
         error.session, error.reason, error.__cause__ = lease.number, reason, cause
         lease.lost = error

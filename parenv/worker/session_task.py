@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, Self
 
 import numpy as np
+from gymnasium.error import ResetNeeded
 
 from parenv.envs.make import check_is_env
 from parenv.envs.returned import NOTHING, check_flags, explain_step, reset_result
@@ -89,6 +90,8 @@ class LeasedEnv:
         return [*self._in_tray(observation), plain_info(info)[0]]
 
     async def _step(self, action: Any) -> list[Any]:
+        if self._is_broken:
+            raise ResetNeeded("the environment has raised an exception, so it must be reset before it can be stepped")
         self._status.begin("step", self._env_id)
         returned: Any = NOTHING
         try:

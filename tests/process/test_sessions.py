@@ -28,7 +28,14 @@ from worker_hosts import Hosts
 
 from parenv import ConfigurationError, SessionPool, WorkerOptions, entry_point
 from parenv.envs.seeding import session_seed
-from parenv.errors import NotDataError, NotPicklableError, PoolClosedError, SessionLostError, SubEnvironmentError
+from parenv.errors import (
+    NotDataError,
+    NotPicklableError,
+    ParenvError,
+    PoolClosedError,
+    SessionLostError,
+    SubEnvironmentError,
+)
 
 LATE_S = 120.0
 INLINE, FORKS, SPAWNED, THREADS, ELSEWHERE, HOSTS = "in_process", "forks", "spawned", "threads", "other_python", "hosts"
@@ -228,6 +235,8 @@ def test_an_exception_of_the_environment_reaches_its_session_only(make: Any) -> 
                 await env.reset()
                 with pytest.raises(ValueError, match="the step has failed"):
                     await env.step("raise")
+                with pytest.raises(gym.error.ResetNeeded):
+                    await env.step("a")
                 # Nobody knows what the step has left behind, so this is another environment.
                 assert (await env.reset())[0] == "episode 1"
             now = await settled(pool, ended=4)
@@ -257,9 +266,12 @@ def test_a_session_must_reset_before_it_steps(make: Any) -> None:
                     await env.step("a")
                 await env.call("grade", 1)
                 await env.reset()
-            with pytest.raises(Exception, match="has ended"):
+            with pytest.raises(ParenvError, match="has ended"):
                 await env.reset()
-            with pytest.raises(Exception, match="no environment yet"):
+            with pytest.raises(ParenvError, match="has begun before"):
+                async with env:
+                    pass
+            with pytest.raises(ParenvError, match="no environment yet"):
                 await pool.session().reset()
             await settled(pool, ended=2)
 
@@ -385,6 +397,30 @@ def test_a_cancelled_session_gives_its_environment_back(make: Any, when: str) ->
     run(main())
 
 
+def test_a_thread_whose_session_another_thread_ends_gets_an_error(make: Any) -> None:
+    with make(num_envs=1) as pool:
+        session, errors = pool.session_sync(), list[BaseException]()
+
+        def step() -> None:
+            try:
+                session.step({"do": "sleep", "seconds": 0.3})
+            except ParenvError as error:
+                errors.append(error)
+
+        with session:
+            session.reset()
+            threads = [threading.Thread(target=step) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join(LATE_S)
+            assert not thread.is_alive()
+        assert len(errors) >= 1
+        with pool.session_sync() as env:
+            env.reset()
+
+
 def test_threads_lease_as_coroutines_do(make: Any) -> None:
     with make(num_envs=2, seed=1) as pool:
         results: list[Any] = []
@@ -433,7 +469,10 @@ def test_resets_ahead_are_used_where_seed_and_options_agree(make: Any) -> None:
             async with pool.session() as env:
                 with pytest.raises(ValueError, match="the reset has failed"):
                     await env.reset(options={"raise": True})
-                assert (await env.reset())[1]["options"] == {}
+                with pytest.raises(gym.error.ResetNeeded):
+                    await env.step("a")
+                _, info = await env.reset()
+                assert (info["options"], info["seed"]) == ({}, session_seed(2, env.number))
             now = await settled(pool, ended=8)
             assert now.wasted_resets >= 1
 
