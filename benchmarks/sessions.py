@@ -33,7 +33,7 @@ from parenv import ParallelVectorEnv
 NUM_ENVS, STEPS = 8, 20
 WAIT_S = 0.05
 WARM_UP_S = 1.0
-SESSIONS, KILL_EVERY, PATIENCE_S = 200, 25, 30.0
+WAVES, KILL_EVERY, HANG_IN, PATIENCE_S = 16, 2, 1, 2.5
 LEFT_AFTER_S = 5.0
 ENDS = ("finished", "faulty and failed", "failed without a fault", "without an answer")
 MARK = "PARENV_BENCHMARK_OF_SESSIONS"
@@ -187,33 +187,34 @@ def ahead(seconds: float, repeats: int) -> dict[str, Any]:
     return summary(rates_of(subjects, 2 * NUM_ENVS, seconds, repeats), "reset_ahead=0")
 
 
-async def with_faults(subject: Subject) -> dict[str, int]:
-    """Count the ends of sessions of which some kill their process and one hangs, and the environments that are left."""
-    faulty = dict.fromkeys(range(KILL_EVERY // 2, SESSIONS, KILL_EVERY), KILL) | {SESSIONS // 2: HANG}
+async def with_faults(subject: Subject) -> dict[str, int | float]:
+    """Count the ends of sessions of which some kill their process and one hangs, and the environments that are left.
 
-    async def session(number: int) -> None:
+    Sessions come in waves of as many as there are environments, such as the rollouts of one update.
+    """
+    faulty = {(wave, wave % NUM_ENVS): KILL for wave in range(KILL_EVERY, WAVES, KILL_EVERY)} | {(HANG_IN, 0): HANG}
+
+    async def session(place: tuple[int, int]) -> None:
         async with subject.session() as env:
             await env.reset()
-            for action in (CONTINUE, faulty.get(number, CONTINUE), CONTINUE):
+            for action in (CONTINUE, faulty.get(place, CONTINUE), CONTINUE):
                 await env.step(action)
 
-    begin_s = time.perf_counter()
-    tasks = [asyncio.create_task(session(number)) for number in range(SESSIONS)]
-    _, pending = await asyncio.wait(tasks, timeout=PATIENCE_S)
-    seconds = time.perf_counter() - begin_s
-    ends = Counter(_end_of(task, number in faulty) for number, task in enumerate(tasks))
-    for task in pending:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=PATIENCE_S)
+    ends, begin_s = Counter[str](), time.perf_counter()
+    for wave in range(WAVES):
+        places = [(wave, number) for number in range(NUM_ENVS)]
+        tasks = [asyncio.create_task(session(place)) for place in places]
+        _, pending = await asyncio.wait(tasks, timeout=PATIENCE_S)
+        ends.update(_end_of(task, place in faulty) for place, task in zip(places, tasks, strict=True))
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(tasks)
     return {
-        "sessions": SESSIONS,
+        "sessions": WAVES * NUM_ENVS,
         "kills": sum(action == KILL for action in faulty.values()),
         "hangs": sum(action == HANG for action in faulty.values()),
-        **{
-            name: ends[name]
-            for name in ("finished", "faulty and failed", "failed without a fault", "without an answer")
-        },
-        "seconds": round(seconds, 1),
+        **{end: ends[end] for end in ENDS},
+        "seconds": time.perf_counter() - begin_s,
         "environments at the start": NUM_ENVS,
         "environments left": await _left(subject),
     }

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
-from parenv import RestartPolicy, SessionPool, WorkerOptions
+from parenv import SessionPool, WorkerOptions
 
 CONTINUE, KILL, HANG = range(3)
 
@@ -113,8 +113,7 @@ class Ours:
     """
 
     def __init__(self, make_env: Callable[[], Any], num_envs: int, **arguments: Any) -> None:
-        # The faults of a benchmark are more frequent than the default allows.
-        workers = WorkerOptions(step_timeout_s=2.0, restart=RestartPolicy(max_restarts=10_000))
+        workers = WorkerOptions(step_timeout_s=1.0)
         self._make = lambda: SessionPool(make_env, num_envs=num_envs, workers=workers, seed=1, **arguments)
 
     async def start(self) -> None:
