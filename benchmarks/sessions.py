@@ -369,7 +369,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if args.hold:
         hold(args.hold)
         return {}
-    logging.getLogger("parenv").setLevel(logging.ERROR)
     results: dict[str, Any] = {}
     for name in args.only:
         print(name, flush=True)
@@ -381,4 +380,5 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    logging.getLogger("parenv").setLevel(logging.ERROR)
     main()

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from parenv.experience.metrics import POOL, POPULATION, TASK, VECTOR_ENV, Metric
+from parenv.experience.metrics import POOL, POPULATION, SESSIONS, TASK, VECTOR_ENV, Metric
 
 PAGE = Path(__file__).parent / "reference" / "metrics.md"
-TABLES = {"pool": POOL, "vector env": VECTOR_ENV, "population": POPULATION, "report": TASK}
+TABLES = {"pool": POOL, "vector env": VECTOR_ENV, "population": POPULATION, "session pool": SESSIONS, "report": TASK}
 
 
 def table(metrics: tuple[Metric, ...]) -> str:

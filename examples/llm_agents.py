@@ -122,7 +122,7 @@ async def run(args: argparse.Namespace) -> tuple[Counter[str], int]:
         async with contextlib.AsyncExitStack() as stack:
             borrowed = [await stack.enter_async_context(pool.session()) for _ in range(args.num_envs)]
             size = len({env.env_id for env in borrowed})
-            print(f"{size} environments are borrowed at once, {pool.metrics().worker_restarts} have a new process")
+            print(f"{size} environments are borrowed at once, {pool.statistics().worker_restarts} have a new process")
     return counts, size
 
 
@@ -136,9 +136,9 @@ def main(argv: list[str] | None = None) -> tuple[Counter[str], int]:
     parser.add_argument("--step-timeout-s", type=float, default=2.0, help="Seconds after which a step has hung")
     parser.add_argument("--lease-s", type=float, default=60.0, help="Seconds after which a session is over")
     parser.add_argument("--seed", type=int, default=1, help="Seed of the questions and of the environments")
-    logging.getLogger("parenv").setLevel(logging.ERROR)  # Each lost session is a warning of this logger.
     return asyncio.run(run(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":
+    logging.getLogger("parenv").setLevel(logging.ERROR)  # Each lost session is a warning of this logger.
     main()

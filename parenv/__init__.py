@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parenv import progress as progress
     from parenv import returns as returns
     from parenv import rollouts as rollouts
+    from parenv import sessions as sessions
     from parenv import statistics as statistics
     from parenv import testing as testing
     from parenv.checkpoints import SaveBest as SaveBest
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from parenv.rollouts import Gradient as Gradient
     from parenv.rollouts import Rollout as Rollout
     from parenv.rollouts import Transitions as Transitions
-    from parenv.sessions.pool import SessionPool as SessionPool
+    from parenv.sessions import SessionPool as SessionPool
     from parenv.vector.env import ParallelVectorEnv as ParallelVectorEnv
     from parenv.vector.make import make_vec as make_vec
 
@@ -68,7 +69,7 @@ _NAMES = {
     "process.cores": "recommended_num_workers",
     "records": "record_dataset",
     "rollouts": "Episode Gradient Rollout Transitions",
-    "sessions.pool": "SessionPool",
+    "sessions": "SessionPool",
     "vector.env": "ParallelVectorEnv",
     "vector.make": "make_vec",
 }
@@ -87,6 +88,7 @@ _MODULES = [
     "progress",
     "returns",
     "rollouts",
+    "sessions",
     "statistics",
     "testing",
 ]

@@ -146,6 +146,20 @@ def collecting() -> str:
     return f"\n*{sources}*\n" + table(["env steps/s", "parenv", *OTHERS, "one process"], rows)
 
 
+def leased() -> str:
+    """Return figures of sessions by the pool that lends the environments."""
+    found = read("sessions")
+    pools = {name: {case: found[case].get(name) for case in found} for name in (*found["rates"], "ParallelVectorEnv")}
+    return by_case("sessions", pools, {
+        "env steps/s": cell("{:,.0f}", "rates", "median"),
+        "time of a step": cell("{} µs", "step", "median", about),
+        "processor time of the main process": cell("{} µs", "processor", "median", about),
+        "sessions that failed without a fault": cell("{}", "faults", "failed without a fault"),
+        "environments left": cell("{0[environments left]} of {0[environments at the start]}", "faults"),
+        "processes left": cell("{0[processes left]} of {0[processes before]}", "killed"),
+    })  # fmt: skip
+
+
 # fmt: off
 PARTS: dict[str, Callable[[], str]] = {
     "speeds": speeds,
@@ -193,6 +207,11 @@ PARTS: dict[str, Callable[[], str]] = {
         "memory of each further worker, with torch": [cell("{:.0f} MB (PSS)", "pss_mb_per_further_worker")]}),
     "startup_many": lambda: by_case("startup_many", read("startup_many"), {
         "start": cell("{:.1f} s", "seconds"), "memory (PSS)": cell("{:,.0f} MB", "pss_mb")}),
+    "leased": leased,
+    "leased, waiting": lambda: by_case("sessions", read("sessions")["many"], {
+        name: cell("{:.2f}", f"{name}, 2 processes", "ratio_to_ideal") for name in ("threads", "coroutines")}),
+    "leased, reset ahead": lambda: by_case("sessions", read("sessions")["ahead"], {
+        "env steps/s": cell("{:,.0f}", "median"), "ratio": cell("{:.2f}", "ratio_to_reset_ahead=0")}),
     "interpreters": lambda: by_case("interpreters", {
         case: one for case, one in read("interpreters").items() if case != "start_s"},
         {"time per step, relative to an ordinary worker": cell("{:.2f}", "seconds per step, ratio")}),

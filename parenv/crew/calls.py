@@ -58,7 +58,9 @@ class Calls:
             WorkerError: A worker was lost with the environments that were to answer.
         """
         del self._open[call]
-        for worker in call.arguments if self._values else ():
+        for worker in call.arguments:
+            if worker >= len(self._values):  # The share of the caller, whose environments are not replaced.
+                continue
             first, errors = self._workers.env_ids(worker).start, call.errors.get(worker, ())
             failed = [env_id - first for error in errors if (env_id := env_id_of(error)) is not None]
             if len(failed) == len(errors):

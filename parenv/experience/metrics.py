@@ -168,6 +168,22 @@ VECTOR_ENV = (
 )
 """Metrics of :class:`~parenv.statistics.VectorStatistics`."""
 
+SESSIONS = (
+    Metric("sessions/begun", attrgetter("begun"), "Sessions that have asked for an environment."),
+    Metric("sessions/ended", attrgetter("ended"), "Sessions that have ended without a loss."),
+    Metric("sessions/lost", lambda statistics: sum(statistics.lost.values()), "Sessions that lost their environment."),
+    Metric("sessions/waiting", attrgetter("waiting"), "Sessions that wait for an environment."),
+    Metric("sessions/leased", attrgetter("leased"), "Environments that sessions have."),
+    Metric("sessions/operations", attrgetter("operations"), "Operations of environments that were answered."),
+    Metric("sessions/resets_ahead", attrgetter("resets_ahead"), "Resets ahead that a session has used."),
+    Metric("sessions/wasted_resets", attrgetter("wasted_resets"), "Resets ahead that no session could use."),
+    Metric("workers/restarts", attrgetter("worker_restarts"), "Workers that were replaced."),
+    Metric("time/waiting_seconds", attrgetter("waiting_seconds"), "Seconds that sessions waited for an environment."),
+    Metric("time/reset_seconds", attrgetter("reset_seconds"), "Seconds of all resets."),
+    Metric("time/step_seconds", attrgetter("step_seconds"), "Seconds of all steps."),
+)
+"""Metrics of :class:`~parenv.statistics.SessionStatistics`."""
+
 POPULATION = (
     Metric("rollout/env_steps", attrgetter("env_steps"), "Env steps that members have learned from."),
     Metric("population/rounds", attrgetter("turns"), "Finished training rounds."),

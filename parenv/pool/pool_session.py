@@ -20,11 +20,11 @@ from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.second_look import looks
-from parenv.pool.session_holder import Session
+from parenv.pool.session_holder import HeldSession
 from parenv.pool.statistics import Counters, DriverTimer, PoolStatistics
 
 
-class PoolSession(Session):
+class PoolSession(HeldSession):
     """Workers, versions and rollout queue of a pool.
 
     Args:

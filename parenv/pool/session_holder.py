@@ -25,7 +25,7 @@ from parenv.process.forks import Owner
 from parenv.transport.interrupts import Deferred
 
 
-class Session:
+class HeldSession:
     """Workers behind a public object, which are closed when that object is garbage.
 
     Args:
@@ -75,7 +75,7 @@ class StreamKey:
 class OneIterator(OneThread):
     """Admits the thread that iterates over a pool, or one thread at a time while no thread iterates."""
 
-    def __init__(self, holder: object, what: str, session: Session) -> None:
+    def __init__(self, holder: object, what: str, session: HeldSession) -> None:
         closing = session.closing
         about = session.owner, session.workers, lambda _: closing.close(), session.close_timeout_s
         super().__init__(holder, what, *about)
@@ -113,7 +113,7 @@ class OneIterator(OneThread):
             raise
 
 
-S = TypeVar("S", bound=Session)
+S = TypeVar("S", bound=HeldSession)
 
 
 class SessionHolder(Generic[S]):

@@ -21,7 +21,7 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import drained
-from parenv.pool.session_holder import Session
+from parenv.pool.session_holder import HeldSession
 from parenv.population.arguments import PopulationPlan
 from parenv.population.lineage import Lineage
 from parenv.population.schedule import (
@@ -41,7 +41,7 @@ from parenv.worker.member import Member, made, restore
 _log = logging.getLogger("parenv")
 
 
-class PopulationSession(Session):
+class PopulationSession(HeldSession):
     """Workers, members and files of a population.
 
     Args:

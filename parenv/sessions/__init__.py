@@ -1,1 +1,5 @@
-"""Environments that sessions lease: :class:`parenv.SessionPool`."""
+"""Environments that coroutines and threads lease, one session at a time."""
+
+from parenv.sessions.pool import SessionPool as SessionPool
+from parenv.sessions.session import Session as Session
+from parenv.sessions.session import SyncSession as SyncSession

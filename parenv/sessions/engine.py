@@ -33,8 +33,8 @@ from parenv.process.user_code import dumps
 from parenv.process.wake_up import WakeUp
 from parenv.protocol.messages import Failure
 from parenv.sessions.leases import Leases
-from parenv.sessions.metrics import SessionMetrics
 from parenv.sessions.plan import SessionPlan
+from parenv.sessions.statistics import SessionStatistics
 
 _log = logging.getLogger("parenv")
 LEASE_OVER, POOL_CLOSED = "lease_over", "pool_closed"
@@ -95,12 +95,16 @@ class ResetAhead:
     Args:
         seed: Seed of the reset.
         options: Options of the reset.
+
+    Attributes:
+        answer: Answer of the environment, or ``None`` before it.
+        reply: Receiver of the answer, once a session has requested it.
     """
 
     def __init__(self, seed: int, options: Any) -> None:
         self._arguments = seed, options
-        self._answer: tuple[Any, BaseException | None] | None = None
-        self._reply: Reply | None = None
+        self.answer: tuple[Any, BaseException | None] | None = None
+        self.reply: Reply | None = None
 
     def fits(self, seed: int, options: Any) -> bool:
         """Return whether it is the reset that a session requests now."""
@@ -112,18 +116,12 @@ class ResetAhead:
     @property
     def has_failed(self) -> bool:
         """True if the environment has raised an exception."""
-        return self._answer is not None and self._answer[1] is not None
-
-    def give(self, reply: Reply) -> None:
-        """Give the answer to a session, as soon as it is there."""
-        self._reply = reply
-        if self._answer is not None:
-            reply.settle(*self._answer)
+        return self.answer is not None and self.answer[1] is not None
 
     def settle(self, value: Any, error: BaseException | None) -> bool:
-        """Take the answer of the environment."""
-        self._answer = value, error
-        return self._reply is None or self._reply.settle(value, error)
+        """Take the answer of the environment, for the session that requests it later."""
+        self.answer = value, error
+        return True
 
 
 @dataclass(eq=False)
@@ -141,6 +139,7 @@ class LeasableEnv:
         call: Call of the first one.
         began_s: Time at which the first one was sent.
         ahead: Reset for the next session, or ``None``.
+        has_served: Whether its present process has done something for a session.
     """
 
     worker: int
@@ -151,6 +150,7 @@ class LeasableEnv:
     call: OpenCall | None = None
     began_s: float = 0.0
     ahead: ResetAhead | None = None
+    has_served: bool = False
 
 
 class Engine:
@@ -171,9 +171,10 @@ class Engine:
         self._envs = [LeasableEnv(worker, row) for worker, share in enumerate(job.shares) for row in range(share)]
         self._deadlines: list[tuple[float, int]] = []
         self._answered: deque[int] = deque()
+        self._outbox: deque[tuple[Reply, Any, BaseException | None, Lease | None]] = deque()
         self._known: dict[int, Lease] = {}
-        self._limits = {"step": plan.options.step_timeout_s, "reset": plan.options.reset_timeout_s}
-        self._watchdog = Watchdog(len(self._envs), min([FOREVER_S, *(one for one in self._limits.values() if one)]))
+        limits = plan.options.step_timeout_s, plan.options.reset_timeout_s
+        self._watchdog = Watchdog(len(self._envs), min([FOREVER_S, *(limit for limit in limits if limit)]))
         self._next_look_s = -math.inf
         self._counts: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
@@ -210,15 +211,15 @@ class Engine:
 
     @property
     def patience_s(self) -> float:
-        """Seconds until :meth:`listen` must be called, if the environments are in this process and none is asked."""
-        if any(env.asked for env in self._envs):
+        """Seconds for which there is nothing to do, if the environments are in this process."""
+        if self._outbox or any(env.asked for env in self._envs):
             return 0.0
         return max(0.0, self._deadlines[0][0] - time.monotonic()) if self._deadlines else FOREVER_S
 
     def join(self, lease: Lease, reply: Reply) -> None:
         """Put a session at the end of the queue. The reply is settled when it has an environment."""
         if lease.is_over or lease.lost is not None or lease.number in self._known:
-            reply.settle(None, ParenvError(f"session {lease.number} has begun before. Make another one."))
+            self._tell(reply, None, ParenvError(f"session {lease.number} has begun before. Make another one."))
             return
         lease.reply, lease.asked_s = reply, time.monotonic()
         self._known[lease.number] = lease
@@ -228,35 +229,45 @@ class Engine:
     def ask(self, lease: Lease, operation: str, arguments: tuple[Any, ...], reply: Reply) -> None:
         """Request an operation of the environment of a session."""
         if lease.env is None or lease.lost is not None:
-            reply.settle(None, lease.lost or _without_env(lease))
+            self._tell(reply, None, lease.lost or _without_env(lease))
             return
         env, is_first, lease.has_begun = self._envs[lease.env], not lease.has_begun, True
         if operation == "reset":
             arguments = self._reset_arguments(lease, *arguments)
             lease.has_reset = True
         elif operation == "step" and not lease.has_reset:
-            reply.settle(None, ResetNeeded("a session must reset its environment before it steps it"))
+            self._tell(reply, None, ResetNeeded("a session must reset its environment before it steps it"))
             return
         ahead, env.ahead = env.ahead, None
         if ahead is not None:
             if is_first and operation == "reset" and ahead.fits(*arguments):
                 self._counts["resets_ahead"] += 1
                 lease.has_reset = not ahead.has_failed
-                ahead.give(reply)
+                ahead.reply = reply
+                if ahead.answer is not None:
+                    self._tell(reply, *ahead.answer, lease)
                 return
             self._counts["wasted_resets"] += 1
         self._put(lease.env, Asked(operation, arguments, reply))
 
-    def end(self, lease: Lease) -> None:
+    def end(self, lease: Lease, reply: Reply | None = None) -> None:
         """End a session, however it ends. Its environment is free when it has finished what it does. Idempotent."""
+        if reply is not None:
+            self._tell(reply, None, None)
         if lease.is_over:
             return
         lease.is_over, lease.reply = True, None
-        if self._known.pop(lease.number, None) is None:
-            return
-        if lease.lost is None:
+        if self._known.pop(lease.number, None) is not None:
             self._counts["ended"] += 1
             self._release(lease)
+
+    def deliver(self) -> None:
+        """Pass all answers on, in their order. The statistics count what they tell already."""
+        while self._outbox:
+            reply, value, error, lease = self._outbox.popleft()
+            if not reply.settle(value, error) and lease is not None:
+                # The event loop of the session is closed, so nobody else will end it.
+                self.end(lease)
 
     def listen(self) -> None:
         """Wait for workers, for a request of another thread or for a time limit, and handle what has happened.
@@ -264,7 +275,6 @@ class Engine:
         Raises:
             Exception: A worker has ended and is not replaced, so the pool cannot continue.
         """
-        self._assign()
         next_s = min(self._next_look_s, self._deadlines[0][0] if self._deadlines else math.inf)
         if not self._answered:
             self._crew.listen(max(0.0, min(FOREVER_S, next_s - time.monotonic())))
@@ -272,12 +282,11 @@ class Engine:
         self._check_times(time.monotonic())
         while self._answered:
             self._take(self._answered.popleft())
-        self._assign()
 
-    def metrics(self) -> SessionMetrics:
-        """Return the figures so far."""
+    def statistics(self) -> SessionStatistics:
+        """Return the statistics so far."""
         states, counts = self._leases.counts, self._counts
-        return SessionMetrics(
+        return SessionStatistics(
             num_envs=len(self._envs),
             **states,
             **{name: counts[name] for name in ("begun", "ended", "resets_ahead", "wasted_resets", "operations")},
@@ -288,20 +297,34 @@ class Engine:
             step_seconds=self._seconds["step"],
         )
 
-    def close(self, refusal: Exception) -> None:
-        """End all sessions and workers.
+    def end_all(self, refusal: Exception) -> None:
+        """End all sessions.
 
         Args:
             refusal: Exception for sessions that wait. Its cause is the error after which the pool cannot continue.
         """
         for lease in list(self._known.values()):
             if lease.env is None:
-                self._settle(lease, refusal)
+                if lease.reply is not None:
+                    self._tell(lease.reply, None, refusal)
                 self._lost[POOL_CLOSED] += 1
+                self._leases.end(lease.number, is_busy=False)
                 del self._known[lease.number]
             else:
                 self._lose(lease, POOL_CLOSED, str(refusal), refusal.__cause__)
+
+    def close(self) -> None:
+        """End all workers."""
         self._closing.close()
+
+    def _tell(self, reply: Reply, value: Any, error: BaseException | None, lease: Lease | None = None) -> None:
+        """Have an answer delivered, to a session that ends if its event loop is closed."""
+        if isinstance(reply, ResetAhead):
+            reply.settle(value, error)
+            if reply.reply is None:
+                return
+            reply = reply.reply
+        self._outbox.append((reply, value, error, lease))
 
     def _reset_arguments(self, lease: Lease, seed: int | None, options: Any) -> tuple[Any, Any]:
         if not lease.has_reset:
@@ -316,7 +339,7 @@ class Engine:
             return lease.seed
         return session_seed(self._plan.job.seed, number)
 
-    def _assign(self) -> None:
+    def assign(self) -> None:
         """Give environments to the sessions that wait, and reset others ahead."""
         for number, env, _ in self._leases.grants():
             lease, now = self._known[number], time.monotonic()
@@ -324,8 +347,8 @@ class Engine:
             self._seconds["waiting"] += now - lease.asked_s
             if lease.lease_s is not None:
                 heapq.heappush(self._deadlines, (now + lease.lease_s, number))
-            if not self._settle(lease, None):
-                self.end(lease)
+            if lease.reply is not None:
+                self._tell(lease.reply, None, None, lease)
         if not self._plan.reset_ahead:
             return
         for env, number in self._leases.resets_ahead():
@@ -335,11 +358,6 @@ class Engine:
                 self._counts["wasted_resets"] += 1
             ahead = self._envs[env].ahead = ResetAhead(seed, options)
             self._put(env, Asked("reset", (seed, options), ahead))
-
-    def _settle(self, lease: Lease, error: BaseException | None) -> bool:
-        """Tell a session that waits that it has an environment, or that it gets none."""
-        reply, lease.reply = lease.reply, None
-        return reply is None or reply.settle(None, error)
 
     def _put(self, index: int, asked: Asked) -> None:
         env = self._envs[index]
@@ -359,7 +377,7 @@ class Engine:
                 )
             except Exception as error:  # The arguments cannot be pickled.
                 env.asked.popleft()
-                asked.reply.settle(None, error)
+                self._tell(asked.reply, None, error)
             else:
                 env.began_s = time.monotonic()
                 return
@@ -377,9 +395,8 @@ class Engine:
         if error is not None and asked.operation == "reset" and env.lease is not None:
             # Nobody can step it, and the next reset has the seed of the first one.
             env.lease.has_reset = False
-        if not asked.reply.settle(value, error) and env.lease is not None:
-            # The event loop of the session is closed, so nobody else will end it.
-            self.end(env.lease)
+        env.has_served = env.has_served or env.lease is not None
+        self._tell(asked.reply, value, error, env.lease)
         self._send(index)
         if not env.asked:
             self._leases.idle(index)
@@ -401,7 +418,7 @@ class Engine:
         if env is not None:
             while len(env.asked) > 1:
                 # A thread may still wait for the answer to a request of a session that another thread has ended.
-                env.asked.pop().reply.settle(None, _without_env(lease))
+                self._tell(env.asked.pop().reply, None, _without_env(lease))
             if env.ahead is not None:
                 self._counts["wasted_resets"] += 1
             env.lease = env.ahead = None
@@ -419,30 +436,34 @@ class Engine:
         if reason != POOL_CLOSED:
             _log.warning("%s", str(error))
         for asked in () if lease.env is None else self._envs[lease.env].asked:
-            asked.reply.settle(None, error)
+            self._tell(asked.reply, None, error)
         self._release(lease)
 
     def _hear(self, event: Event) -> bool:
-        """Note the environments that are lost with a worker or are back; return whether a session had one of them."""
+        """Note the environments that are lost with a worker or are back; return whether the loss is excused.
+
+        It is excused if a session has used the process, because a pool must survive what its sessions do. A process
+        that dies before that dies in a circle.
+        """
         assert isinstance(event, Lost | Back)
         mine = self._crew.workers.env_ids(event.worker)
         if isinstance(event, Back):
             for index in mine:
                 self._leases.back(index)
             return False
-        had_session = False
+        is_excused = False
         for index in mine:
             env = self._envs[index]
+            is_excused, env.has_served = is_excused or env.has_served or env.lease is not None, False
             if env.call is not None:
                 self._crew.calls.forget(env.call)
                 env.call = None
             self._leases.lost(index)
             if env.lease is not None:
-                had_session = True
                 self._lose(env.lease, ended_by(event.reason), str(event.reason), event.reason)
             env.asked.clear()
             env.ahead = env.lease = None
-        return had_session
+        return is_excused
 
     def _check_times(self, now: float) -> None:
         """End leases that are over, and kill workers whose environment exceeds a time limit."""
@@ -455,10 +476,11 @@ class Engine:
             return
         self._next_look_s = now + self._watchdog.interval_s
         for index, env in enumerate(self._envs):
-            name = "reset" if env.asked and env.asked[0].operation == "reset" else "step"
-            limit_s = (self._limits[name] or math.inf) if env.call is not None else math.inf
+            is_reset = bool(env.asked) and env.asked[0].operation == "reset"
+            limit_s = self._plan.options.reset_timeout_s if is_reset else self._plan.options.step_timeout_s
+            limit_s = math.inf if limit_s is None or env.call is None else limit_s
             if self._watchdog.look(index, now, env.call, limit_s):
-                self._crew.time_out(env.worker, f"{name}_timeout_s={limit_s:g}")
+                self._crew.time_out(env.worker, f"{'reset' if is_reset else 'step'}_timeout_s={limit_s:g}")
 
 
 def _without_env(lease: Lease) -> ParenvError:

@@ -15,10 +15,10 @@ from parenv.envs.factories import EnvFn
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.sessions.engine import Lease
-from parenv.sessions.metrics import SessionMetrics
 from parenv.sessions.plan import SessionArguments, make_plan
 from parenv.sessions.service import Service
 from parenv.sessions.session import Session, SyncSession
+from parenv.sessions.statistics import SessionStatistics
 
 
 class SessionPool:
@@ -125,9 +125,13 @@ class SessionPool:
         """Return a session for ``with`` in a thread. Arguments are those of :meth:`session`."""
         return SyncSession(self._service, self._lease(task, seed, options, lease_s))
 
-    def metrics(self) -> SessionMetrics:
-        """Return the figures of a moment ago: sessions and environments by state, losses by reason, and seconds."""
-        return self._service.metrics
+    def statistics(self) -> SessionStatistics:
+        """Return the sessions and environments by state, losses by reason, and seconds."""
+        return self._service.statistics
+
+    def metrics(self) -> dict[str, float]:
+        """Return the statistics as a flat dict for a logger, see :meth:`parenv.AsyncWorkerPool.metrics`."""
+        return self.statistics().metrics()
 
     @property
     def observation_space(self) -> Space[Any]:
@@ -173,7 +177,7 @@ class SessionPool:
         self._service.close()
 
     def __repr__(self) -> str:
-        now = self.metrics()
+        now = self.statistics()
         return (
             f"SessionPool(num_envs={self._num_envs}, leased={now.leased}, waiting={now.waiting}, "
             f"ended={now.ended}, lost={sum(now.lost.values())})"

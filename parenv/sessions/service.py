@@ -16,8 +16,8 @@ from parenv.errors import PoolClosedError, shorten
 from parenv.process.forks import Owner
 from parenv.process.wake_up import WakeUp
 from parenv.sessions.engine import Engine, Lease, Reply
-from parenv.sessions.metrics import SessionMetrics
 from parenv.sessions.plan import SessionPlan
+from parenv.sessions.statistics import SessionStatistics
 
 _log = logging.getLogger("parenv")
 Command = Callable[[Any], object]
@@ -35,7 +35,7 @@ class _Line:
         refusal: Exception for every further request, or ``None`` while the pool is open.
         crew: Crew of the workers, once it is made.
         finalizer: What closes the pool when it is garbage.
-        metrics: Figures of the engine.
+        statistics: Statistics of the engine, as of its last answers.
     """
 
     def __init__(self, plan: SessionPlan) -> None:
@@ -46,7 +46,7 @@ class _Line:
         self.refusal: Exception | None = None
         self.crew: Crew | None = None
         self.finalizer: weakref.finalize[..., Any] | None = None
-        self.metrics = SessionMetrics(num_envs=sum(plan.job.shares), free=sum(plan.job.shares))
+        self.statistics = SessionStatistics(num_envs=sum(plan.job.shares), free=sum(plan.job.shares))
 
     def submit(self, command: Command) -> bool:
         """Request something of the engine; return whether the pool is open."""
@@ -111,9 +111,9 @@ class Service:
         return self._line.started
 
     @property
-    def metrics(self) -> SessionMetrics:
-        """Figures of a moment ago."""
-        return self._line.metrics
+    def statistics(self) -> SessionStatistics:
+        """Statistics, with everything that a session has been told."""
+        return self._line.statistics
 
     def join(self, lease: Lease, reply: Reply) -> None:
         """Put a session at the end of the queue."""
@@ -126,10 +126,9 @@ class Service:
             return
         self._request(lambda engine: engine.ask(lease, operation, arguments, reply))
 
-    def end(self, lease: Lease) -> None:
-        """End a session. This never waits and never raises."""
-        if self._owner.is_here:
-            self._line.submit(lambda engine: engine.end(lease))
+    def end(self, lease: Lease, reply: Reply | None = None) -> bool:
+        """End a session; return whether the reply will be settled. This never waits and never raises."""
+        return self._owner.is_here and self._line.submit(lambda engine: engine.end(lease, reply))
 
     def close(self, wait: bool = True) -> None:
         """Close the pool; with ``wait``, return when all workers have ended. Idempotent."""
@@ -175,7 +174,9 @@ def _serve(plan: SessionPlan, line: _Line) -> None:
             line.started.set_result(engine.spaces)
         while line.refusal is None:
             _run_commands(engine, line)
-            line.metrics = engine.metrics()
+            engine.assign()
+            line.statistics = engine.statistics()
+            engine.deliver()
             engine.listen()
     except Exception as error:
         if line.refusal is None:
@@ -186,8 +187,11 @@ def _serve(plan: SessionPlan, line: _Line) -> None:
         line.close(_closed())
         # Sessions that were ended before the close count as ended.
         _run_commands(engine, line)
-        engine.close(line.refusal or _closed())
-        line.metrics = engine.metrics()
+        engine.end_all(line.refusal or _closed())
+        line.statistics = engine.statistics()
+        engine.deliver()
+        engine.close()
+        line.statistics = engine.statistics()
         line.release()
 
 
@@ -211,8 +215,10 @@ class _NotStarted:
         """Refuse an operation."""
         reply.settle(None, self._line.refusal)
 
-    def end(self, lease: Lease) -> None:
-        """Do nothing, because no session has an environment."""
+    def end(self, lease: Lease, reply: Reply | None = None) -> None:
+        """Only answer, because no session has an environment."""
+        if reply is not None:
+            reply.settle(None, None)
 
 
 def _run_commands(engine: Engine | _NotStarted, line: _Line) -> None:

@@ -79,8 +79,14 @@ class Session(_Session):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Nothing is awaited here, so that no cancellation can come between and keep the environment.
-        self._service.end(self._lease)
+        if kind is not None and not issubclass(kind, Exception):
+            # A coroutine that is cancelled or closed must not wait.
+            self._service.end(self._lease)
+            return
+        # A cancellation of this wait keeps nothing, because the request is made already.
+        reply = _LoopReply(asyncio.get_running_loop())
+        if self._service.end(self._lease, reply):
+            await reply.future
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -144,7 +150,9 @@ class SyncSession(_Session):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._service.end(self._lease)
+        reply = _ThreadReply()
+        if self._service.end(self._lease, reply):
+            reply.future.result()
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, see :meth:`Session.reset`."""

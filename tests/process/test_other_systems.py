@@ -22,7 +22,7 @@ with parenv.AsyncWorkerPool("CartPole-v1", lean, num_workers=0, mode="sync", see
     print(pool.evaluate(episodes=3).mean_return)
 print(parenv.evaluate(lean, "CartPole-v1", episodes=3, num_workers=0).episodes[2].episode_return)
 with parenv.SessionPool("CartPole-v1", num_envs=2, num_workers=0, seed=1) as sessions, sessions.session_sync() as env:
-    print(env.reset()[0].sum(), env.step(1)[0].sum(), sessions.metrics().num_envs)
+    print(env.reset()[0].sum(), env.step(1)[0].sum(), sessions.statistics().num_envs)
 from stable_baselines3 import PPO
 model = PPO("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, seed=1, device="cpu")
 with accelerate(model, num_workers=0):

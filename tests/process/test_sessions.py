@@ -95,7 +95,7 @@ async def settled(pool: SessionPool, **expected: Any) -> Any:
     """Wait until no session has or wants an environment and all environments are back, and return the metrics."""
     deadline = time.monotonic() + LATE_S
     while True:
-        now = pool.metrics()
+        now = pool.statistics()
         assert now.waiting + now.leased + now.ended + sum(now.lost.values()) == now.begun
         assert now.free + now.ahead + now.leased + now.busy + now.away == now.num_envs
         is_at_rest = now.waiting == now.leased == now.busy == now.away == 0
@@ -377,7 +377,7 @@ def test_a_cancelled_session_gives_its_environment_back(make: Any, when: str) ->
             if when == "waiting":
                 async with pool.session() as env:
                     task = asyncio.create_task(cancelled())
-                    while not pool.metrics().waiting:
+                    while not pool.statistics().waiting:
                         await asyncio.sleep(0.01)
                     task.cancel()
                     with pytest.raises(asyncio.CancelledError):
@@ -461,7 +461,7 @@ def test_resets_ahead_are_used_where_seed_and_options_agree(make: Any) -> None:
 
             # All ask at once, so that options are known for all but the first.
             await asyncio.gather(*(known(number) for number in range(6)))
-            before = pool.metrics()
+            before = pool.statistics()
             assert before.resets_ahead >= 4
             async with pool.session() as env:
                 _, info = await env.reset(options={"level": 9})  # Nobody could know.
@@ -550,7 +550,7 @@ def test_environments_of_one_worker_wait_at_once_and_each_in_a_thread_of_its_own
         async with SessionPool(InThread, num_envs=20, envs_per_worker=20) as pool:
             began = time.monotonic()
             await asyncio.gather(*(play(pool, {"do": "sleep", "seconds": 0.5}) for _ in range(20)))
-            seconds = pool.metrics().step_seconds
+            seconds = pool.statistics().step_seconds
             return seconds / (time.monotonic() - began)
 
     # Twenty seconds of steps have run in the time of less than ten, however slow the machine is.
@@ -572,7 +572,7 @@ def test_an_event_loop_that_ends_gives_all_environments_back(make: Any, where: s
 
         kept: list[Any] = []
         asyncio.run(forgotten())
-        assert pool.metrics().leased == 2
+        assert pool.statistics().leased == 2
         kept.clear()
         gc.collect()
         run(settled(pool))
@@ -586,7 +586,7 @@ def test_a_session_that_is_in_progress_when_the_pool_closes_gets_an_error(make: 
         async with pool, pool.session() as env:
             await env.reset()
             waiting = asyncio.create_task(play(pool))
-            while not pool.metrics().waiting:
+            while not pool.statistics().waiting:
                 await asyncio.sleep(0.01)
             stepping = asyncio.create_task(env.step({"do": "sleep", "seconds": 0.2}))
             await asyncio.sleep(0.05)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parenv.evaluation import EvaluationResult
-from parenv.experience.metrics import EVALUATION, POOL, POPULATION, TASK, VECTOR_ENV, Metric
+from parenv.experience.metrics import EVALUATION, POOL, POPULATION, SESSIONS, TASK, VECTOR_ENV, Metric
 from parenv.statistics import EpisodeStatistics, PoolStatistics, PopulationStatistics, VectorStatistics
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,7 +30,7 @@ KNOWN = PoolStatistics(
 )
 
 
-@pytest.mark.parametrize("table", [POOL, VECTOR_ENV, POPULATION, EVALUATION, TASK])
+@pytest.mark.parametrize("table", [POOL, VECTOR_ENV, POPULATION, SESSIONS, EVALUATION, TASK])
 def test_names_have_one_prefix_and_occur_once(table: tuple[Metric, ...]) -> None:
     names = [metric.name for metric in table]
     assert len(set(names)) == len(names)
@@ -91,5 +91,5 @@ def test_the_page_of_metrics_lists_all_metrics(monkeypatch: pytest.MonkeyPatch) 
     tables = importlib.import_module("metric_tables")
     page = (DOCS / "reference" / "metrics.md").read_text()
     assert tables.filled(page) == page, "python docs/metric_tables.py writes it"
-    for metric in (*POOL, *VECTOR_ENV, *POPULATION, *EVALUATION, *TASK):
+    for metric in (*POOL, *VECTOR_ENV, *POPULATION, *SESSIONS, *EVALUATION, *TASK):
         assert f"| `{metric.name}` |" in page

@@ -49,7 +49,7 @@ def test_sessions_lease_environments_of_actors(cluster: RayCluster) -> None:
             with pool.session_sync() as env:
                 env.reset()
                 seen[env.number] = env.step(1)[0].tolist()
-        assert pool.metrics().num_envs == 4
+        assert pool.statistics().num_envs == 4
     with SessionPool("CartPole-v1", num_envs=1, seed=1) as pool:
         for number, observation in seen.items():
             with pool.session_sync() as env:

@@ -1,14 +1,16 @@
-"""Figures of a session pool."""
+"""Statistics of a session pool."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from parenv.experience.metrics import SESSIONS, metrics_of
+
 
 @dataclass(frozen=True)
-class SessionMetrics:
-    """Figures of a :class:`~parenv.SessionPool` so far.
+class SessionStatistics:
+    """Statistics of a :class:`~parenv.SessionPool` so far.
 
     Args:
         num_envs: Number of environments, with those that are reset ahead.
@@ -47,3 +49,7 @@ class SessionMetrics:
     waiting_seconds: float = 0.0
     reset_seconds: float = 0.0
     step_seconds: float = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Return the statistics as a flat dict for a logger, see :meth:`parenv.AsyncWorkerPool.metrics`."""
+        return metrics_of(SESSIONS, self)
