@@ -118,8 +118,10 @@ def test_sessions_take_turns_and_each_gets_what_its_environment_returns(make: An
                 assert first.startswith("episode ")
                 assert (one[:4], two[:4]) == (("step 1", 1.0, False, False), ("step 2", 2.0, False, False))
                 assert info["seed"] == session_seed(5, number)
-            now = await settled(pool, ended=7)
+            now = pool.statistics()
+            assert (now.ended, now.leased, now.free) == (7, 0, 2)
             assert (now.begun, now.lost, now.num_envs, now.worker_restarts) == (7, {}, 2, 0)
+            assert pool.metrics()["sessions/ended"] == 7
             assert now.operations == 21
 
     run(main())
@@ -332,6 +334,19 @@ def test_a_reset_that_kills_its_process_costs_one_session_each_time_and_never_th
                 with pytest.raises(SessionLostError):
                     await play(pool, options={"die": True})
             assert (await settled(pool)).lost == {"worker_died": 8}
+            assert (await play(pool, "a"))[1][0] == "step 1"
+
+    run(main())
+
+
+@pytest.mark.parametrize("where", [FORKS, THREADS], indirect=True)
+def test_a_process_that_dies_after_a_session_never_costs_the_pool(make: Any) -> None:
+    async def main() -> None:
+        async with make(num_envs=1) as pool:
+            for deaths in range(1, 9):
+                assert (await play(pool, "die later"))[1][0] == "step 1"
+                await settled(pool, worker_restarts=deaths)
+            assert pool.statistics().lost == {}
             assert (await play(pool, "a"))[1][0] == "step 1"
 
     run(main())
@@ -798,7 +813,7 @@ def check_storm(sessions: int, seed: int, **arguments: Any) -> None:
         async with SessionPool(Ledger, num_envs=6, workers=WorkerOptions(step_timeout_s=0.5), **arguments) as pool:
             await storm(pool, 50, 20, seed + 1)
             await settled(pool)
-            before = me.num_fds()
+            before, resident = me.num_fds(), me.memory_info().rss
             ends = await storm(pool, sessions, 20, seed)
             now = await settled(pool)
             assert sum(ends.values()) == sessions
@@ -808,6 +823,7 @@ def check_storm(sessions: int, seed: int, **arguments: Any) -> None:
             assert set(now.lost) <= {"worker_died", "step_timeout", "lease_over"}
             assert {"returned", "TimeoutError", "ValueError", "KeyError"} <= ends.keys()
             assert me.num_fds() <= before + 4
+            assert me.memory_info().rss <= resident + (64 << 20)
             for number in range(now.num_envs):
                 assert (await play(pool, "a", task=number))[1][0] == "step 1"
 
