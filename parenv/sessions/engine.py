@@ -408,7 +408,7 @@ class Engine:
             return None, error
         if isinstance(answer, Mapping):
             return None, self._crew.workers.error_of(Failure(*answer["failure"]), env.worker)
-        # Arrays are views of the message, which nobody may write to, and belong to the session from now on.
+        # Arrays are read-only views of the message. The session gets copies, which it may change.
         placed, value, *rest = answer
         return [env.tray.take(own_copy(value), placed), *own_copy(rest)], None
 

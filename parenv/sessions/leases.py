@@ -1,4 +1,4 @@
-"""Which session has which environment. Pure: it knows neither processes nor time."""
+"""Decides which session has which environment. It is pure: it knows neither processes nor time."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ EXIT_S = 70.0
 
 
 class _Line:
-    """What both sides of the thread know.
+    """State that both sides of the thread share.
 
     Attributes:
         commands: Requests to the engine.
@@ -65,12 +65,12 @@ class _Line:
             crew.workers.stopped = _closed
 
     def fail(self, error: BaseException) -> None:
-        """Tell those who wait for the start that it has failed, unless nobody does any more."""
+        """Pass the failure of the start on to the coroutines and threads that wait for the start."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self.started.set_exception(error)
 
     def release(self) -> None:
-        """Let go of everything, once the pool is closed. A session that somebody keeps knows this object."""
+        """Let go of everything, once the pool is closed. A session outlives the pool, and refers to this object."""
         with self.lock:
             self.crew, wake_up, self.wake_up = None, self.wake_up, None
             if wake_up is not None:
@@ -169,7 +169,7 @@ def _serve(plan: SessionPlan, line: _Line) -> None:
         _run_commands(_NotStarted(line), line)
         return
     try:
-        # Somebody who waited for the start may have been cancelled, which cancels the future.
+        # A task that waited for the start may have been cancelled, which cancels the future.
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             line.started.set_result(engine.spaces)
         while line.refusal is None:
@@ -199,7 +199,7 @@ class _NotStarted:
     """Refuses the requests that came before the start failed.
 
     Args:
-        line: What both sides of the thread know.
+        line: State that both sides of the thread share.
     """
 
     patience_s = 0.0

@@ -15,7 +15,7 @@ from parenv.sessions.service import Service
 
 
 class _Session:
-    """What both kinds of sessions have.
+    """Base of both kinds of sessions.
 
     Args:
         service: Thread of the workers.
@@ -56,7 +56,7 @@ class _Session:
         return f"<session {self.number} with env_id {self.env_id}>"
 
     def __del__(self) -> None:
-        # A session that was begun by hand and forgotten.
+        # The session may have been begun without a with block.
         self._service.end(self._lease)
 
 
