@@ -101,6 +101,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture(autouse=True)
+def level_of_the_logger() -> Iterator[None]:
+    """Restore the level of the logger, which some examples set, and which would hide records from other tests."""
+    logger = logging.getLogger("parenv")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before, threads = _descriptors(), set(threading.enumerate())
     yield
