@@ -59,7 +59,8 @@ def test_the_limit_of_a_light_learner_and_a_sleeping_environment_is_num_workers(
     assert advice.largest_gain > 2
     assert {fact.name: fact.setting for fact in advice.driver}["waiting for workers"] == "num_workers"
     assert limits(advice)["workers sleeping, as for a simulator"] == "num_workers"
-    assert advice.workers[0].value == pytest.approx(4e-3, rel=0.5), "seconds per env step"
+    # On a busy machine, a process that has slept waits for a core.
+    assert 4e-3 <= advice.workers[0].value < 4e-2, "seconds per env step"
 
 
 @pytest.mark.more
