@@ -21,6 +21,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from parenv.platform import system
+
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -30,7 +32,7 @@ def machine() -> dict[str, Any]:
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     return {
         "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(system.usable_core_numbers()),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
