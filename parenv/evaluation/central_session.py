@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple
 from typing import Any
 
 from parenv.envs.fitting import Fit
@@ -17,6 +16,7 @@ from parenv.policy.assignment import UNNAMED
 from parenv.policy.copies import copied
 from parenv.protocol.messages import Failure
 from parenv.worker.episode_envs import EpisodeRow
+from parenv.worker.failures import as_answer
 from parenv.worker.policy_batches import PolicyBatches
 
 
@@ -56,7 +56,7 @@ class CentralSession(EvaluationSession):
             self._observe(place, episode, answer)
         except ObservationError as error:
             failure = Failure(-1, 0, -1, "step", [__name__, type(error).__qualname__], str(error), "", {})
-            return super()._take(queue, place, episode, {"failure": astuple(failure)})
+            return super()._take(queue, place, episode, as_answer(failure))
         self._waiting.append(place)
         return None
 

@@ -44,7 +44,7 @@ class Reply(Protocol):
     """Receiver of the answer to a request."""
 
     def settle(self, value: Any, error: BaseException | None) -> bool:
-        """Take the answer; return whether somebody may still hear it."""
+        """Take the answer; return ``False`` if the event loop of the session is closed."""
 
 
 @dataclass(eq=False)
@@ -211,7 +211,7 @@ class Engine:
 
     @property
     def patience_s(self) -> float:
-        """Seconds for which there is nothing to do, if the environments are in this process."""
+        """Seconds until the next time limit, or 0 if work is left. It is for environments in this process."""
         if self._outbox or any(env.asked for env in self._envs):
             return 0.0
         return max(0.0, self._deadlines[0][0] - time.monotonic()) if self._deadlines else FOREVER_S
@@ -266,7 +266,7 @@ class Engine:
         while self._outbox:
             reply, value, error, lease = self._outbox.popleft()
             if not reply.settle(value, error) and lease is not None:
-                # The event loop of the session is closed, so nobody else will end it.
+                # The event loop of the session is closed, so the session cannot end itself.
                 self.end(lease)
 
     def listen(self) -> None:
@@ -393,7 +393,7 @@ class Engine:
         if asked.operation in self._seconds:
             self._seconds[asked.operation] += time.monotonic() - env.began_s
         if error is not None and asked.operation == "reset" and env.lease is not None:
-            # Nobody can step it, and the next reset has the seed of the first one.
+            # The environment must be reset again, with the seed of the first reset.
             env.lease.has_reset = False
         env.has_served = env.has_served or env.lease is not None
         self._tell(asked.reply, value, error, env.lease)

@@ -136,14 +136,12 @@ class SessionPool:
     @property
     def observation_space(self) -> Space[Any]:
         """Observation space of the environments. This waits until the workers are ready."""
-        space: Space[Any] = self._service.started.result()[0]
-        return space
+        return self._service.observation_space
 
     @property
     def action_space(self) -> Space[Any]:
         """Action space of the environments. This waits until the workers are ready."""
-        space: Space[Any] = self._service.started.result()[1]
-        return space
+        return self._service.action_space
 
     def close(self) -> None:
         """End all sessions and all workers. Idempotent, and allowed in any thread. ``async with`` does not block."""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from gymnasium import Space
+
 from parenv.crew.crew import Crew
 from parenv.errors import PoolClosedError, shorten
 from parenv.process.forks import Owner
@@ -111,6 +113,18 @@ class Service:
         return self._line.started
 
     @property
+    def observation_space(self) -> Space[Any]:
+        """Observation space of the environments. This waits until the workers are ready."""
+        space: Space[Any] = self.started.result()[0]
+        return space
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Action space of the environments. This waits until the workers are ready."""
+        space: Space[Any] = self.started.result()[1]
+        return space
+
+    @property
     def statistics(self) -> SessionStatistics:
         """Statistics, with everything that a session has been told."""
         return self._line.statistics
@@ -132,10 +146,10 @@ class Service:
 
     def close(self, wait: bool = True) -> None:
         """Close the pool; with ``wait``, return when all workers have ended. Idempotent."""
-        if self._owner.is_here:
+        if wait:
+            _end(self._owner, self._line, self._thread)
+        elif self._owner.is_here:
             self._line.close(_closed())
-            if wait and threading.current_thread() is not self._thread:
-                self._thread.join(EXIT_S)
 
     def _request(self, command: Command) -> None:
         if refusal := self._owner.refusal:
@@ -150,7 +164,7 @@ def _closed() -> PoolClosedError:
 
 
 def _end(owner: Owner, line: _Line, thread: threading.Thread) -> None:
-    """Close a pool that is garbage, or whose interpreter ends."""
+    """Close a pool, and wait until all workers have ended."""
     if owner.is_here:
         line.close(_closed())
         if threading.current_thread() is not thread:

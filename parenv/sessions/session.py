@@ -43,14 +43,12 @@ class _Session:
     @property
     def observation_space(self) -> Space[Any]:
         """Observation space of the environments."""
-        space: Space[Any] = self._service.started.result()[0]
-        return space
+        return self._service.observation_space
 
     @property
     def action_space(self) -> Space[Any]:
         """Action space of the environments."""
-        space: Space[Any] = self._service.started.result()[1]
-        return space
+        return self._service.action_space
 
     def __repr__(self) -> str:
         return f"<session {self.number} with env_id {self.env_id}>"
@@ -68,8 +66,10 @@ class Session(_Session):
     """
 
     async def __aenter__(self) -> Self:
+        reply = _LoopReply(asyncio.get_running_loop())
         try:
-            await self._answer("", ())
+            self._service.join(self._lease, reply)
+            await reply.value()
         except BaseException:
             # A task may be cancelled at the moment in which it gets the environment.
             self._service.end(self._lease)
@@ -86,7 +86,7 @@ class Session(_Session):
         # A cancellation of this wait keeps nothing, because the request is made already.
         reply = _LoopReply(asyncio.get_running_loop())
         if self._service.end(self._lease, reply):
-            await reply.future
+            await reply.value()
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -124,24 +124,19 @@ class Session(_Session):
         return await self.call("render")
 
     async def _answer(self, operation: str, arguments: tuple[Any, ...]) -> Any:
-        loop = asyncio.get_running_loop()
-        reply = _LoopReply(loop)
-        if operation:
-            self._service.ask(self._lease, operation, arguments, reply)
-        else:
-            self._service.join(self._lease, reply)
-        value, error = await reply.future
-        if error is not None:
-            raise error
-        return value
+        reply = _LoopReply(asyncio.get_running_loop())
+        self._service.ask(self._lease, operation, arguments, reply)
+        return await reply.value()
 
 
 class SyncSession(_Session):
     """An environment that a thread has, see :meth:`parenv.SessionPool.session_sync`. Its methods wait."""
 
     def __enter__(self) -> Self:
+        reply = _ThreadReply()
         try:
-            self._answer("", ())
+            self._service.join(self._lease, reply)
+            reply.future.result()
         except BaseException:
             self._service.end(self._lease)
             raise
@@ -184,10 +179,7 @@ class SyncSession(_Session):
 
     def _answer(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         reply = _ThreadReply()
-        if operation:
-            self._service.ask(self._lease, operation, arguments, reply)
-        else:
-            self._service.join(self._lease, reply)
+        self._service.ask(self._lease, operation, arguments, reply)
         return reply.future.result()
 
 
@@ -196,7 +188,14 @@ class _LoopReply:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        self._future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    async def value(self) -> Any:
+        """Wait for the answer, and return or raise it."""
+        value, error = await self._future
+        if error is not None:
+            raise error
+        return value
 
     def settle(self, value: Any, error: BaseException | None) -> bool:
         try:
@@ -207,8 +206,8 @@ class _LoopReply:
 
     def _set(self, answer: tuple[Any, BaseException | None]) -> None:
         # The task may have been cancelled, or the session may have been lost before.
-        if not self.future.done():
-            self.future.set_result(answer)
+        if not self._future.done():
+            self._future.set_result(answer)
 
 
 class _ThreadReply:
