@@ -28,7 +28,6 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.spaces import rebuild
 from parenv.memory.status_slot import header_bytes
 from parenv.memory.trays import Tray, tray_bytes
-from parenv.memory.trees import own_copy
 from parenv.process.user_code import dumps
 from parenv.process.wake_up import WakeUp
 from parenv.protocol.messages import Failure
@@ -408,9 +407,8 @@ class Engine:
             return None, error
         if isinstance(answer, Mapping):
             return None, self._crew.workers.error_of(Failure(*answer["failure"]), env.worker)
-        # Arrays are read-only views of the message. The session gets copies, which it may change.
         placed, value, *rest = answer
-        return [env.tray.take(own_copy(value), placed), *own_copy(rest)], None
+        return [env.tray.take(value, placed), *rest], None
 
     def _release(self, lease: Lease) -> None:
         """Take the environment of a session back, with the requests that are not sent yet."""

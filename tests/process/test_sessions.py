@@ -171,6 +171,14 @@ VALUES = [
 ]
 
 
+def arrays_of(value: Any) -> list[Any]:
+    """Return all arrays in a value."""
+    if isinstance(value, dict | list | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        return [array for part in parts for array in arrays_of(part)]
+    return [value] if isinstance(value, np.ndarray) else []
+
+
 def test_observations_actions_and_infos_of_any_kind_travel(make: Any, where: str) -> None:
     async def main() -> None:
         async with make(num_envs=1) as pool, pool.session(options={"level": 2}) as env:
@@ -180,8 +188,7 @@ def test_observations_actions_and_infos_of_any_kind_travel(make: Any, where: str
                 seen, *_ = await env.step({"do": "echo", "value": value})
                 np.testing.assert_equal(seen, value)
                 assert type(seen) is type(value)
-                if isinstance(value, np.ndarray):
-                    assert seen.flags.writeable
+                assert all(array.flags.writeable for array in arrays_of(seen))
             assert await env.call("grade", 3, factor=2) == {"failure": 6, "level": 1}
             await env.set_attr("level", 4)
             assert await env.get_attr("level") == 4
