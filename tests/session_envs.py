@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from typing import Any
 
@@ -15,8 +14,8 @@ import numpy as np
 class Ledger(gym.Env[Any, Any]):
     """An environment that names its process, its episode and its step, and does what its actions say.
 
-    An action is a text, or a dict ``{"do": text, ...}``. ``"die"``, ``"hang"`` and ``"raise"`` do so. ``"die
-    later"`` does so after the step. ``"echo"`` returns the ``value`` of the dict as the observation.
+    An action is a text, or a dict ``{"do": text, ...}``. ``"die"``, ``"hang"`` and ``"raise"`` do so. ``"echo"``
+    returns the ``value`` of the dict as the observation.
     """
 
     def __init__(self, has_text: bool = True) -> None:
@@ -43,8 +42,6 @@ class Ledger(gym.Env[Any, Any]):
         match asked["do"]:
             case "die":
                 os._exit(3)
-            case "die later":
-                threading.Timer(0.1, os._exit, [3]).start()
             case "hang":
                 time.sleep(1000.0)
             case "raise":

@@ -115,7 +115,7 @@ def test_self_play_beats_a_random_player_and_all_past_versions(monkeypatch: pyte
 def test_agents_whose_tool_hangs_or_dies_leave_the_other_sessions_and_the_pool_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    size = ["--num-sessions", "12", "--num-envs", "3", "--latency-s", "0.01", "--step-timeout-s", "1"]
+    size = ["--num-sessions", "12", "--num-envs", "3", "--latency-s", "0.01", "--step-timeout-s", "5"]
     ends, num_envs = load("llm_agents", monkeypatch).main(size)
     assert ends == {"right": 10, "step_timeout": 1, "worker_died": 1}
     assert num_envs == 3

@@ -174,7 +174,11 @@ def test_nothing_is_left_however_the_driver_ends(ending: str, system: str, direc
     assert len(pids) == 2, errors
     assert_nothing_is_left(directory, pids)
     assert errors.count("Traceback") == (ending == "exception"), errors
-    assert in_shared_memory() <= before
+    # Other tests may have files there for some time.
+    deadline = time.monotonic() + LATE_S
+    while (left := in_shared_memory() - before) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
 
 
 @pytest.mark.one_in(2)

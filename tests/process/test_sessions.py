@@ -293,16 +293,16 @@ def test_a_session_whose_process_is_lost_gets_the_reason_and_no_other_notices(ma
         pytest.skip("this process would end")
 
     async def main() -> None:
-        async with make(num_envs=3, workers=WorkerOptions(step_timeout_s=1.0, reset_timeout_s=60.0)) as pool:
-            other = asyncio.Event()
+        async with make(num_envs=3, workers=WorkerOptions(step_timeout_s=5.0, reset_timeout_s=60.0)) as pool:
+            other, is_lost = asyncio.Event(), asyncio.Event()
 
             async def neighbour() -> Any:
                 async with pool.session("neighbour") as env:
                     await env.reset()
                     other.set()
-                    # Longer than the other session needs to lose its environment.
-                    for _ in range(4):
-                        await env.step({"do": "sleep", "seconds": 0.4})
+                    while not is_lost.is_set():
+                        await env.step({"do": "sleep", "seconds": 0.1})
+                    await env.step("a")
                     return "undisturbed"
 
             beside = asyncio.create_task(neighbour())
@@ -313,6 +313,7 @@ def test_a_session_whose_process_is_lost_gets_the_reason_and_no_other_notices(ma
                     with pytest.raises(SessionLostError):
                         await env.step(how)
                     await env.step("a")
+            is_lost.set()
             assert raised.value.session == 1
             assert raised.value.reason == {"die": "worker_died", "hang": "step_timeout"}[how]
             assert raised.value.__cause__ is not None
@@ -351,7 +352,10 @@ def test_a_process_that_dies_after_a_session_never_costs_the_pool(make: Any) -> 
     async def main() -> None:
         async with make(num_envs=1) as pool:
             for deaths in range(1, 9):
-                assert (await play(pool, "die later"))[1][0] == "step 1"
+                (_, info), (observation, *_) = await play(pool, "a")
+                assert observation == "step 1"
+                await settled(pool)
+                os.kill(info["pid"], signal.SIGKILL)
                 await settled(pool, worker_restarts=deaths)
             assert pool.statistics().lost == {}
             assert (await play(pool, "a"))[1][0] == "step 1"
@@ -425,7 +429,7 @@ def test_a_thread_whose_session_another_thread_ends_gets_an_error(make: Any) -> 
 
         def step() -> None:
             try:
-                session.step({"do": "sleep", "seconds": 0.3})
+                session.step({"do": "sleep", "seconds": 1.0})
             except ParenvError as error:
                 errors.append(error)
 
@@ -604,13 +608,15 @@ def test_an_event_loop_that_ends_gives_all_environments_back(make: Any, where: s
 
 def test_a_session_that_is_in_progress_when_the_pool_closes_gets_an_error(make: Any, where: str) -> None:
     async def main() -> None:
-        pool = make(num_envs=1)
+        pool = make(num_envs=1, workers=WorkerOptions(close_timeout_s=0.5))
         async with pool, pool.session() as env:
             await env.reset()
             waiting = asyncio.create_task(play(pool))
             while not pool.statistics().waiting:
                 await asyncio.sleep(0.01)
-            stepping = asyncio.create_task(env.step({"do": "sleep", "seconds": 0.2}))
+            # A process is killed during the step. This process would have to wait for its end.
+            seconds = 0.2 if where == INLINE else 60.0
+            stepping = asyncio.create_task(env.step({"do": "sleep", "seconds": seconds}))
             await asyncio.sleep(0.05)
             threading.Thread(target=pool.close).start()
             if where != INLINE:

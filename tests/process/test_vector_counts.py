@@ -26,7 +26,7 @@ def make_envs(num_envs: int, **options: Any) -> ParallelVectorEnv:
 
 
 def reads_and_writes(pid: int | str) -> tuple[int, int]:
-    """Return the numbers of read and write system calls that a process has made."""
+    """Return the numbers of read and write system calls of a process, or of this thread, which is ``thread-self``."""
     counters = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(counters["syscr"]), int(counters["syscw"])
 
@@ -42,10 +42,10 @@ def test_a_step_costs_the_same_system_calls_with_any_number_of_workers(num_worke
         workers = workers_of(envs)
         pids = [workers.pid(worker) for worker in range(num_workers)]
         messages, polls[0] = workers.messages, 0
-        before = [reads_and_writes(pid) for pid in ("self", *pids)]
+        before = [reads_and_writes(pid) for pid in ("thread-self", *pids)]
         for _ in range(STEPS):
             envs.step(actions)
-        after = [reads_and_writes(pid) for pid in ("self", *pids)]
+        after = [reads_and_writes(pid) for pid in ("thread-self", *pids)]
         (reads, writes), *of_workers = [
             (new[0] - old[0], new[1] - old[1]) for old, new in zip(before, after, strict=True)
         ]

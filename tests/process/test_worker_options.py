@@ -239,7 +239,15 @@ def recycle_episodes(product: str, directory: Path) -> None:
     else:
         it = ParallelVectorEnv(env_fns, num_workers=2, workers=options)
     with contextlib.closing(it):
-        use(it)
+        if product == "pool":
+            # A worker that has delivered nothing yet answers the call before it begins a rollout.
+            delivered = set[int]()
+            for rollout in it.rollouts():
+                delivered.add(rollout.worker)
+                if len(delivered) == 2:
+                    break
+        else:
+            use(it)
         assert min(it.get_attr("number")) > 1
 
 

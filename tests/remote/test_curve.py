@@ -321,6 +321,7 @@ def test_a_driver_survives_a_host_that_dies_before_its_messages_are_read() -> No
         "    host.send(stream.seal([b'%d' % number + bytes(10000)]))\n"
         "    stream.sent_one()\n"
         "learning = threading.Event()\n"
+        "listener.wait(60.0)\n"
         "learning.wait(0.3)\n"
         "host.close()\n"
         "learning.wait(2.0)\n"

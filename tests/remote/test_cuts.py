@@ -102,7 +102,7 @@ def running(
 
 @pytest.mark.more
 def test_a_cut_that_heals_before_the_limit_is_not_noticed(hosts: Any) -> None:
-    with running(hosts, cable, silence_s=4.0) as run:
+    with running(hosts, cable, silence_s=12.0) as run:
         run.network.cut(0)
         run.for_some_time(1.0)
         run.network.heal(0)

@@ -217,7 +217,8 @@ for rollout in pool.rollouts():
 
 @pytest.mark.more
 def test_when_the_driver_is_killed_workers_end_at_once_and_the_host_after_its_patience(hosts: Any) -> None:
-    (host,) = hosts.start(2, patience_s=3.0)
+    # The patience begins before the driver is started.
+    (host,) = hosts.start(2, patience_s=20.0)
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, hosts.address, str(hosts.keys)], stdout=subprocess.PIPE, text=True
     )

@@ -30,7 +30,7 @@ def test_a_lost_host_leaves_no_half_episode(
         AsyncWorkerPool(ledgers(8), zeros, placement=hosts.placement(num_local=1), **options) as pool,
         record_dataset(pool, "minari:me/ledger-v0") as recording,
     ):
-        for number, rollout in enumerate(pool.rollouts(Stop(env_steps=100_000))):
+        for number, rollout in enumerate(pool.rollouts(Stop(seconds=200.0))):
             if number == 10:
                 hosts.processes[0].kill()
                 hosts.start(3)  # Its workers replace the lost ones.

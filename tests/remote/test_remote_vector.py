@@ -304,7 +304,7 @@ def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
         triggered(),
         num_workers=2,
         on_worker_death="restart",
-        workers=parenv.WorkerOptions(start_timeout_s=4.0),
+        workers=parenv.WorkerOptions(start_timeout_s=15.0),
         placement=near.placement(num_local=1),
     )
     with contextlib.closing(envs):
@@ -326,10 +326,10 @@ def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
 
         monkeypatch.setattr(workers_of(envs), "listen", counted)
         with pytest.raises(
-            WorkerTimeoutError, match=r"worker 1 \(env_ids 3-4\) must get a host within start_timeout_s=4 s"
+            WorkerTimeoutError, match=r"worker 1 \(env_ids 3-4\) must get a host within start_timeout_s=15 s"
         ):
             envs.step(actions_for())
-        assert time.monotonic() - began >= 4.0
+        assert time.monotonic() - began >= 15.0
         # The local worker's answer must not wake the main process repeatedly.
         assert waits[0] < 40
 

@@ -149,14 +149,16 @@ def test_a_reader_of_the_list_sees_all_of_it_during_changes(tmp_path: Path) -> N
     create_keys(tmp_path, ["alpha"])
     allowed, alpha = AllowList(tmp_path / "hosts.pub"), read_host_keys(tmp_path / "alpha.key").public
     seen: set[str | None] = set()
-    done = threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def look() -> None:
         while not done.is_set():
             seen.add(allowed.name_of(alpha))
+            begun.set()
 
     thread = threading.Thread(target=look)
     thread.start()
+    assert begun.wait(60)
     for number in range(30):
         add_host(tmp_path, f"host-{number}")
     done.set()

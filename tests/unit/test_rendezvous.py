@@ -211,7 +211,7 @@ class Run:
 
 ROUNDS = [
     2_000,
-    pytest.param(300_000, marks=pytest.mark.more),
+    pytest.param(300_000, marks=[pytest.mark.more, pytest.mark.timeout(1_200)]),
     pytest.param(25_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(20_000)]),
 ]
 
