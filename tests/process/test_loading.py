@@ -92,16 +92,16 @@ def test_settings_are_sent_by_message() -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("end", ["killed", "hangs"])
 def test_a_worker_that_replaces_one_with_a_pending_request_loads_the_version(end: str) -> None:
-    with opened(2, step_timeout_s=AT_MOST_S if end == "killed" else 1.0) as pool:
+    with opened(2, step_timeout_s=AT_MOST_S if end == "killed" else 5.0) as pool:
         pool.publish(weighing(1.0))
         loading, stopped = pool._session._synchronization, pid_of(pool, 0)
         assert loading is not None
         os.kill(stopped, signal.SIGSTOP)
         thread = threading.Thread(target=pool.synchronize)
         thread.start()
-        until(lambda: loading.asked(1) is None)
         if end == "killed":
-            assert loading.asked(0) is not None
+            # Before the thread has asked, no worker has a pending request.
+            until(lambda: loading.asked(0) is not None and loading.asked(1) is None)
             os.kill(stopped, signal.SIGKILL)
         thread.join(AT_MOST_S)
         assert not thread.is_alive()
