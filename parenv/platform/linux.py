@@ -167,9 +167,12 @@ def children(known: set[int]) -> set[int]:
 
 
 def variables_of(pid: int) -> list[bytes]:
-    """Return the environment variables with which a process was started."""
+    """Return the environment variables with which a process was started.
+
+    There are none while it executes a new program, after it has ended, and if they cannot be read.
+    """
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return [one for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if one]
     except OSError:
         return []
 

@@ -20,7 +20,8 @@ socket kills all workers.
 When a worker ends, the processes that it has started become children of the fork server. The fork server kills them,
 also those in a session of their own. If the parent of a process ends while the worker lives, the process becomes a
 child of the fork server too, and continues. The fork server recognizes it by the worker's process id in its
-environment, or by its process group.
+environment, or by its process group. The environment is empty for a moment when a process executes a new program, so
+the fork server looks again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.process import current_process
@@ -47,6 +49,9 @@ from parenv.process.lines import Lines
 from parenv.process.script_names import replace_main
 
 WORKER_VARIABLE = "PARENV_WORKER_PID"
+UNCLEAR_S = 5.0
+"""Seconds within which a process must have environment variables, on a busy machine too."""
+LOOK_AGAIN_S = 0.05
 
 
 class PoolGroup:
@@ -79,6 +84,37 @@ class PoolGroup:
             _signal_group(pid, signal.SIGKILL)
 
 
+class Orphans:
+    """Decides which processes of ended workers are left.
+
+    Attributes:
+        look_again_s: Seconds until the next look, or ``None`` if no process is unclear.
+    """
+
+    def __init__(self) -> None:
+        self.look_again_s: float | None = None
+        self._limits: dict[int, float] = {}
+
+    def find(self, adopted: set[int], workers: set[int]) -> list[int]:
+        """Return the adopted processes that no living worker has started."""
+        found, limits, now = [], {}, time.monotonic()
+        self.look_again_s = None
+        for pid in sorted(adopted):
+            variables = system.variables_of(pid)
+            if workers & _owners(pid, variables):
+                continue
+            if workers and not variables:
+                # While a process executes a new program, the kernel shows no variables, and a living worker may have
+                # started it. Variables that stay unknown must not keep a process of an ended worker alive.
+                limits[pid] = self._limits.get(pid, now + UNCLEAR_S)
+                if now < limits[pid]:
+                    self.look_again_s = LOOK_AGAIN_S
+                    continue
+            found.append(pid)
+        self._limits = limits
+        return found
+
+
 class ForkServer:
     """The loop of the fork server process.
 
@@ -107,12 +143,15 @@ class ForkServer:
         self._guard = system.lead_workers(main_process, folder)
         self._broken = _import_all(preload)
         self._started_by_modules = system.children(set())
+        self._orphans = Orphans()
 
     def run(self) -> NoReturn:
         """Serve until the main process ends."""
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._orphans.look_again_s):
                 key.data()
+            if self._orphans.look_again_s is not None:
+                self._kill_orphans()
             for session in self._sessions:
                 self._watch_writing(session)
 
@@ -238,9 +277,8 @@ class ForkServer:
     def _kill_orphans(self) -> None:
         """Kill the processes that ended workers have left. Their own children become ours when they end."""
         workers = self._workers()
-        for pid in system.children(workers) - workers - self._started_by_modules:
-            if not workers & _owners(pid):
-                _kill(pid)
+        for pid in self._orphans.find(system.children(workers) - workers - self._started_by_modules, workers):
+            _kill(pid)
 
     def _end(self) -> NoReturn:
         for session in self._sessions:
@@ -347,12 +385,12 @@ def _threads_after_a_fork() -> int:
     return threads
 
 
-def _owners(pid: int) -> set[int]:
-    """Return the process ids of workers that may have started a process."""
+def _owners(pid: int, variables: list[bytes]) -> set[int]:
+    """Return the process ids of workers that may have started a process with these environment variables."""
     prefix, owners = f"{WORKER_VARIABLE}=".encode(), set()
     with contextlib.suppress(OSError):
         owners.add(os.getpgid(pid))
-    owners.update(int(one.removeprefix(prefix)) for one in system.variables_of(pid) if one.startswith(prefix))
+    owners.update(int(one.removeprefix(prefix)) for one in variables if one.startswith(prefix))
     return owners
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from audits import until
 from policies import zeros
 from scripts import printed_by
 
@@ -24,6 +25,7 @@ from parenv import AsyncWorkerPool, ParallelVectorEnv, WorkerError, WorkerOption
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Received
 from parenv.placement.local import LocalPlacement
+from parenv.platform import system
 from parenv.process import launcher as launcher_module
 from parenv.process.descriptors import FOR_ALL, PER_WORKER
 from parenv.process.launcher import Exited, ForkServerSpec, Launcher
@@ -118,6 +120,32 @@ def test_programs_that_a_worker_has_started_end_with_it_and_others_do_not(launch
     launcher.close()
     assert ended(programs[1] + programs[2]) == [True] * 6
     for descriptor in (waiting, ending, reading, writing, *programs[0], *programs[1], *programs[2]):
+        os.close(descriptor)
+
+
+def starts_a_program_without_variables(arguments: dict[str, Any], *descriptors: int) -> int:
+    """Run a worker that starts a program in its own session without environment variables, whose parent has ended."""
+    command = "setsid env -i sleep 1000 >/dev/null & echo $!"
+    os.write(descriptors[1], subprocess.check_output(["sh", "-c", command]))
+    os.read(descriptors[0], 1)
+    return 0
+
+
+@pytest.mark.more
+@pytest.mark.linux  # Elsewhere, nothing lists processes in a session of their own.
+def test_a_program_without_variables_ends_some_time_after_its_worker(launcher: Launcher) -> None:
+    waiting, ending = os.pipe()
+    reading, writing = os.pipe()
+    for handle in range(2):
+        launcher.launch(handle, f"{__name__}:starts_a_program_without_variables", {}, (waiting, writing))
+        pid = int(os.read(reading, 1 << 10))
+        # Until then, the program could be recognized as one of the worker that ends.
+        until(lambda pid=pid: not system.variables_of(pid))  # type: ignore[misc]
+    program = os.pidfd_open(pid)
+    launcher.signal(1, signal.SIGKILL, alone=True)
+    serve_until(launcher, lambda: len(launcher.running) == 1)
+    assert ended([program]) == [True]
+    for descriptor in (waiting, ending, reading, writing, program):
         os.close(descriptor)
 
 
