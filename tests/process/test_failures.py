@@ -16,7 +16,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from envs import ledgers, slow
+from audits import until
+from envs import Acting, ledgers
 from policies import zeros
 
 from parenv import (
@@ -245,6 +246,8 @@ def test_a_wrong_observation_is_an_error_with_its_env_id_as_cause(
 
 @pytest.mark.more
 def test_a_worker_that_does_not_get_ready_in_time_is_an_error_with_its_stack() -> None:
+    # The time limit must not include the start of the fork server, which imports torch.
+    AsyncWorkerPool(ledgers(2), zeros, num_workers=2).close()
     began = time.monotonic()
     words = r"(?s)worker 1 \(env_ids 2-3\) is at: making the environment of env_id 2.*Its stack:\n.*File "
     with pytest.raises(WorkerTimeoutError, match=words):
@@ -257,15 +260,16 @@ def test_a_worker_that_does_not_get_ready_in_time_is_an_error_with_its_stack() -
     assert time.monotonic() - began < SLEEP_S
 
 
-def test_a_worker_that_does_not_close_in_time_is_killed() -> None:
+def test_a_worker_that_does_not_close_in_time_is_killed(tmp_path: Path) -> None:
+    hanging = tmp_path / "hanging"
     pool = AsyncWorkerPool(
-        one_faulty("step", lambda: time.sleep(SLEEP_S)),
+        one_faulty("step", lambda: hanging.touch() or time.sleep(SLEEP_S)),
         zeros,
         num_workers=2,
         workers=WorkerOptions(close_timeout_s=0.5),
     )
-    stream = pool.rollouts(Stop(seconds=1))
-    list(stream)
+    stream = pool.rollouts()
+    until(hanging.exists, lambda: next(stream))
     began = time.monotonic()
     pool.close()
     assert time.monotonic() - began < SLEEP_S
@@ -403,8 +407,11 @@ def test_publishing_another_policy_is_refused_and_changes_nothing() -> None:
         next(pool.rollouts())
 
 
-def test_a_call_from_another_thread_during_a_rollout_is_a_busy_error() -> None:
-    with AsyncWorkerPool(lambda: slow(0, 0.3), zeros, num_workers=1, rollout_length=4) as pool:
+def test_a_call_from_another_thread_during_a_rollout_is_a_busy_error(tmp_path: Path) -> None:
+    refused = tmp_path / "refused"
+    with AsyncWorkerPool(
+        lambda: Acting(0, lambda env: until(refused.exists)), zeros, num_workers=1, rollout_length=4
+    ) as pool:
         stream = pool.rollouts()
         thread = threading.Thread(target=lambda: next(stream))
         thread.start()
@@ -412,6 +419,7 @@ def test_a_call_from_another_thread_during_a_rollout_is_a_busy_error() -> None:
             pass
         with pytest.raises(PoolBusyError, match=r"MainThread cannot .*, because Thread-\d+ .* iterates"):
             pool.publish(zeros)
+        refused.touch()
         thread.join()
 
 
