@@ -89,6 +89,8 @@ def test_a_replacement_that_does_not_get_ready_is_replaced_too(tmp_path: Path) -
             time.sleep(1000)
         return LedgerEnv(0)
 
+    # The time limit must not include the start of the fork server, which imports torch.
+    AsyncWorkerPool(lambda: LedgerEnv(0), zeros, num_workers=1).close()
     options = WorkerOptions(start_timeout_s=6.0, restart=RestartPolicy(backoff_s=1e-3))
     with AsyncWorkerPool(make, zeros, num_workers=1, rollout_length=4, workers=options) as pool:
         stream = pool.rollouts()
