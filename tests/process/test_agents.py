@@ -62,17 +62,19 @@ def test_transitions_of_aec_agents_equal_those_of_a_plain_loop(mode: Any, num_en
     found: Ledger = {}
     env_steps = 0
     with named_pool(num_envs, ScriptedTurns, num_workers=num_workers, mode=mode, rollout_length=7) as pool:
-        for rollout in pool.rollouts(Stop(env_steps=num_envs * 300)):
+        for rollout in pool.rollouts():
             env_steps += rollout.num_steps
             for rows in rollout.values():
                 delivered(rows, found)
+            # On a busy machine, one worker may deliver nearly all steps of an asynchronous pool.
+            if env_steps >= num_envs * 300 and len(found) == num_envs * len(AGENTS):
+                break
     wanted: Ledger = {}
     for env_id in range(num_envs):
         wanted |= plain_turns(env_id, env_steps + 100)
     check(found, wanted)
     # A turn is delivered when its reward is complete, so the last turn of each agent may be missing.
     assert env_steps - sum(map(len, found.values())) <= num_envs * len(AGENTS) * (1 + (mode == "async"))
-    assert len(found) == num_envs * len(AGENTS)
 
 
 class Emptying:
