@@ -161,15 +161,20 @@ class Eater(Ledger):
 
 
 class Sleeper(Ledger):
-    """Ledger whose steps take some time."""
+    """Ledger whose steps take some time. It observes when its last step has begun and ended, instead of seeds."""
 
     def __init__(self, seconds):
         Ledger.__init__(self)
-        self.seconds = seconds
+        self.seconds, self.begun, self.ended = seconds, 0.0, 0.0
 
     def step(self, action):
+        self.begun = time.monotonic()
         time.sleep(self.seconds)
+        self.ended = time.monotonic()
         return Ledger.step(self, action)
+
+    def _observation(self):
+        return np.array([self.begun, self.episode, self.t, self.ended])
 
 
 def failing(**arguments):

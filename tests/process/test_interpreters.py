@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -204,7 +203,7 @@ def test_the_death_of_a_worker_is_an_error(fault: str) -> None:
 @pytest.mark.parametrize("fault", ["kill", "hang"])
 def test_a_restarted_worker_begins_new_episodes(fault: str, mode: AutoresetMode, tmp_path: Path) -> None:
     made = ledger(fault=fault, mark=str(tmp_path / "mark"), length=6)
-    limit = 1.0 if fault == "hang" else 60.0
+    limit = 5.0 if fault == "hang" else 60.0
     options: Any = {"on_worker_death": "restart", "step_timeout_s": limit, "autoreset_mode": mode}
     with stepped(made, 4, num_workers=2, **options) as envs:
         envs.reset(seed=0)
@@ -220,7 +219,7 @@ def test_a_restarted_worker_begins_new_episodes(fault: str, mode: AutoresetMode,
 
 @pytest.mark.more
 def test_the_stack_of_a_hang_shows_the_environment() -> None:
-    with stepped(ledger(fault="hang"), 2, num_workers=1, step_timeout_s=1.0) as envs:
+    with stepped(ledger(fault="hang"), 2, num_workers=1, step_timeout_s=5.0) as envs:
         envs.reset()
         with pytest.raises(WorkerTimeoutError, match="_break"):
             step_three_times(envs)
@@ -473,14 +472,13 @@ def test_a_pool_collects_the_same_rollouts_as_with_ordinary_workers(more: dict[s
 
 
 def test_threads_of_a_worker_step_in_interpreters_of_their_own() -> None:
-    made, options = ledger("Sleeper", seconds=0.2), WorkerOptions(step_threads=4, python=sys.executable)
+    made, options = ledger("Sleeper", seconds=0.4), WorkerOptions(step_threads=4, python=sys.executable)
     with AsyncWorkerPool(made, lambda o: np.zeros(len(o), int), num_envs=4, rollout_length=5, workers=options) as pool:
         assert len(set(pool.call("pid"))) == 4
-        next(pool.rollouts())
-        began = time.monotonic()
-        next(pool.rollouts())
-        # One after the other, the steps would take 4 s.
-        assert time.monotonic() - began < 3.5
+        observations = next(pool.rollouts()).observations[1:]
+        begun, ended = observations[..., 0], observations[..., 3]
+        # At some time all steps of a row are in progress. A busy machine may delay some of them.
+        assert (begun.max(1) < ended.min(1)).any()
 
 
 def test_sub_environments_of_a_worker_share_an_interpreter() -> None:
@@ -608,7 +606,7 @@ def test_a_program_that_never_answers_meets_the_time_limit() -> None:
 
 
 def test_the_time_limit_is_for_one_step_of_many() -> None:
-    with stepped(ledger("Sleeper", seconds=0.4), 6, num_workers=1, step_timeout_s=1.2) as envs:
+    with stepped(ledger("Sleeper", seconds=1.0), 6, num_workers=1, step_timeout_s=4.0) as envs:
         envs.reset()
         assert envs.step(np.zeros(6, int))[1].tolist() == [1] * 6
 
@@ -617,7 +615,7 @@ def test_the_time_limit_is_for_one_step_of_many() -> None:
 def test_a_hang_and_a_death_name_the_sub_environment() -> None:
     made = [ledger(), ledger(), ledger(fault="hang"), ledger()]
     workers = WorkerOptions(python=sys.executable)
-    with ParallelVectorEnv(made, num_workers=1, step_timeout_s=1.0, workers=workers) as envs:
+    with ParallelVectorEnv(made, num_workers=1, step_timeout_s=5.0, workers=workers) as envs:
         envs.reset()
         with pytest.raises(WorkerTimeoutError, match=r"during env.step\(\) of env_id 2"):
             step_three_times(envs)
