@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from audits import until
 from inside import pid_of
 from sampling import one_in
 
@@ -23,12 +24,17 @@ from parenv.protocol.digests import rows_of
 
 
 class Uneven(gym.Env[Any, Any]):
-    """Environment whose steps have irregular durations, which depend on the wall clock and on the env_id."""
+    """Environment whose steps have irregular durations, which depend on the wall clock and on the env_id.
 
-    def __init__(self, env_id: int) -> None:
+    Args:
+        env_id: Number of the environment.
+        gate: File for which each step waits. Default: none.
+    """
+
+    def __init__(self, env_id: int, gate: Path | None = None) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
-        self._env_id, self.gain = env_id, 1.0
+        self._env_id, self._gate, self.gain = env_id, gate, 1.0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -36,6 +42,8 @@ class Uneven(gym.Env[Any, Any]):
         return self.place.copy(), {}
 
     def step(self, action: Any) -> Any:
+        if self._gate is not None:
+            until(self._gate.exists)
         time.sleep(2e-4 * self._env_id + 1e-3 * (time.time_ns() % 7 == 0))
         self.place += self.gain * self.np_random.normal(size=3).astype(np.float32) * (1 + action)
         return self.place.copy(), float(self.place.sum()), bool(abs(self.place[0]) > 3), False, {}
@@ -55,9 +63,9 @@ class Net(torch.nn.Module):
 FACTORIES = [lambda env_id=env_id: Uneven(env_id) for env_id in range(4)]
 
 
-def pool_of(net: Net, **more: Any) -> AsyncWorkerPool:
+def pool_of(net: Net, factories: Any = FACTORIES, **more: Any) -> AsyncWorkerPool:
     policy = TorchPolicy(net, "act", ("actions", "chance"))
-    return AsyncWorkerPool(FACTORIES, policy, **{"num_workers": 4, "rollout_length": 6, "prefetch": 2, **more})
+    return AsyncWorkerPool(factories, policy, **{"num_workers": 4, "rollout_length": 6, "prefetch": 2, **more})
 
 
 def train(pool: AsyncWorkerPool, net: Net, stop: Stop, learning_rate: float = 0.01) -> list[Any]:
@@ -90,7 +98,8 @@ def test_an_asynchronous_run_is_replayed_bitwise(more: dict[str, Any], tmp_path:
         assert pool.statistics().policy_lag == counts
     assert second == first
     assert torch.equal(net.weight, again.weight)
-    assert len({worker for worker, *_ in first[::2]}) > 1
+    # On a busy machine, all rollouts of the slower workers may be dropped.
+    assert "on_stale" in more or len({worker for worker, *_ in first[::2]}) > 1
 
 
 @pytest.mark.more
@@ -160,13 +169,17 @@ def test_a_loop_with_other_calls_is_an_error_that_names_both_calls(tmp_path: Pat
 
 @pytest.mark.more
 def test_a_replayed_stream_yields_none_at_the_recorded_places(tmp_path: Path) -> None:
-    numbers: list[list[int | None]] = []
+    # Until the first None, no step ends. Otherwise a busy machine could have a rollout ready at each look.
+    numbers, gate = list[list[int | None]](), tmp_path / "gate"
+    factories = [lambda env_id=env_id: Uneven(env_id, gate) for env_id in range(4)]
     for journal in ({"record": tmp_path / "journal"}, {"replay": tmp_path / "journal"}):
-        with pool_of(Net(), **journal) as pool:
+        with pool_of(Net(), factories, **journal) as pool:
             stream = pool.rollouts(Stop(env_steps=6 * 40), wait=lambda: False)
             came: list[int | None] = []
             for rollout in stream:
                 came.append(rollout and rollout.worker)
+                if rollout is None:
+                    gate.touch()
                 time.sleep(1e-3)
             numbers.append(came)
     assert numbers[0] == numbers[1]
