@@ -40,9 +40,10 @@ def test_events_do_not_overlap_and_cover_the_run(mode: Any, num_workers: int, tm
         pool.trace(path)
         began = time.perf_counter()
         for _ in pool.rollouts(Stop(env_steps=200)):
+            # No event covers the last loop body and the end of the stream, which are longer on a busy machine.
+            seconds = time.perf_counter() - began
             time.sleep(5e-3)
             pool.publish(zeros)
-        seconds = time.perf_counter() - began
         rollouts = pool.statistics().rollouts
     tracks = pieces(path)
     assert set(tracks) == {"driver", *(f"worker {worker}" for worker in range(max(1, num_workers)))}
