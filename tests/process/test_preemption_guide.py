@@ -6,6 +6,7 @@ does not depend on the speed of the machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -59,8 +60,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     os.close(put_program(tmp_path))
     yield tmp_path
     for child in psutil.Process().children():
-        if child.cwd() == str(tmp_path):
-            child.kill()
+        # A child may end after it was listed.
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if child.cwd() == str(tmp_path):
+                child.kill()
 
 
 class Allocation:
