@@ -120,7 +120,7 @@ def test_an_episode_that_is_always_lost_is_recorded_and_affects_no_other(
     undisturbed = evaluated(tmp_path / "undisturbed.jsonl", num_workers=0)
     hook = partial(envs.when, partial(envs.of_index, 5), {**FAULTS, "hang": envs.sleep_long}[fault], None)
     tasks = {"one": partial(Drawn, hook), "two": Drawn}
-    workers = WorkerOptions(step_timeout_s=0.5) if fault == "hang" else None
+    workers = WorkerOptions(step_timeout_s=3.0) if fault == "hang" else None
     disturbed = evaluated(tmp_path / "disturbed.jsonl", tasks, workers=workers, retries=1)
     (lost,) = [line for line in disturbed if line not in undisturbed]
     assert (lost["task"], lost["index"], lost["ended_by"], lost["return"]) == ("one", 5, ended_by, None)

@@ -133,14 +133,14 @@ def collected(options: WorkerOptions, act: Any, wanted: str, **how: Any) -> tupl
 
 
 def test_a_step_that_takes_too_long_is_reported_with_its_stack(tmp_path: Path) -> None:
-    options = WorkerOptions(restart=SOON, step_timeout_s=0.5)
+    options = WorkerOptions(restart=SOON, step_timeout_s=3.0)
     lost, statistics = collected(options, stuck_once(tmp_path / "once"), "step_timeout")
     assert (lost.env_ids.tolist(), lost.ended_by.tolist()) == ([0], ["step_timeout"])
     assert statistics.lost_episodes_by_env == {0: {"step_timeout": 1}}
     (failing,) = statistics.failures
     assert (failing.env_id, failing.worker, failing.count, failing.doing) == (0, 0, 1, "step")
     assert failing.reasons == {"step_timeout": 1}
-    assert "did not answer within step_timeout_s=0.5 s" in failing.error
+    assert "did not answer within step_timeout_s=3 s" in failing.error
     assert "sleep_long" in failing.traceback
 
 
@@ -289,7 +289,7 @@ def test_a_vector_env_reports_and_counts_lost_episodes_with_their_reason(caller_
     act = lambda env: get_stuck(env) if os.environ.get(WORKER_VARIABLE) == str(os.getpid()) else None  # noqa: E731
     makers = [functools.partial(Acting, 0, act), *ledgers(4)[1:]]
     with ParallelVectorEnv(
-        makers, on_worker_death="restart", step_timeout_s=0.5, workers=WorkerOptions(restart=SOON), **how
+        makers, on_worker_death="restart", step_timeout_s=3.0, workers=WorkerOptions(restart=SOON), **how
     ) as envs:
         envs.reset()
         infos: dict[str, Any] = {}
