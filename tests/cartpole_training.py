@@ -1,6 +1,7 @@
 """Small training run that can be interrupted: ``python cartpole_training.py FOLDER UPDATES NUM_WORKERS EVERY_S``.
 
-It prints a line after each update, and a digest of the weights at the end.
+It prints a line after each update, and a digest of the weights at the end. After each update, it waits for a byte or
+for the end of its input.
 """
 
 from __future__ import annotations
@@ -101,6 +102,11 @@ def digest(weights: dict[str, Any]) -> str:
     return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
 
 
+def report(steps: int, pool: Any) -> None:
+    print("update", steps, flush=True)
+    os.read(sys.stdin.fileno(), 1)
+
+
 if __name__ == "__main__":
     where, count, workers, seconds = sys.argv[1:]
     np.random.seed(4)
@@ -109,6 +115,6 @@ if __name__ == "__main__":
         int(count),
         num_workers=int(workers),
         every_s=float(seconds),
-        after_update=lambda steps, pool: print("update", steps, flush=True),
+        after_update=report,
     )
     print("weights", digest(final), flush=True)

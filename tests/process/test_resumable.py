@@ -223,10 +223,10 @@ def test_named_policies_and_frozen_versions_continue_bitwise(num_workers: int, t
     assert run("run", 99) == (expected[5:], frozen)
 
 
-def start(folder: Path, every_s: float) -> subprocess.Popen[str]:
+def start(folder: Path, every_s: float, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     arguments = [str(folder), "400", "2", str(every_s)]
     command = [sys.executable, cartpole_training.__file__, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def weights_of(running: subprocess.Popen[str]) -> str:
@@ -245,8 +245,12 @@ def test_a_run_that_is_killed_twenty_times_reaches_the_weights_of_a_run_without_
             (0, draw.uniform(0.5, 2.0)) if life % 4 == 3 else (draw.randint(1, 30), draw.uniform(0, 0.02))
         )
         signum = draw.choice([signal.SIGTERM, signal.SIGKILL]) if updates else signal.SIGKILL
-        with start(tmp_path / "run", draw.choice([1e-9, 0.05, 600.0])) as running:
+        with start(tmp_path / "run", draw.choice([1e-9, 0.05, 600.0]), subprocess.PIPE) as running:
+            assert running.stdin is not None
             assert running.stdout is not None
+            # On a busy machine, the run could otherwise end before the signal arrives. It takes a few updates more.
+            running.stdin.write("." * (updates + 3))
+            running.stdin.flush()
             for _ in range(updates):
                 assert running.stdout.readline().startswith("update ")
             time.sleep(delay_s)
