@@ -34,13 +34,23 @@ class EpisodesInProgress:
         self._first = first_env_id
         self._open = np.zeros(num_envs, OPEN_DTYPE)
         self._reasons: dict[int, str] = {}
-        """Reason for which each worker was lost first since its last rollout."""
+        """Reason for which each worker was lost first since it last completed a rollout."""
+        self._reasons_before: dict[tuple[int, int], str] = {}
+        """Reason for the losses before a rollout that was not noted yet, by worker and number of its credit."""
         self._lost: list[tuple[Any, ...]] = []
         """Columns of :class:`EpisodeStatistics` and number, of lost episodes that were not yielded yet."""
 
     def worker_lost(self, worker: int, ended_by: str) -> None:
         """Note the reason for which the episodes of a worker are lost."""
         self._reasons.setdefault(worker, ended_by)
+
+    def committed(self, worker: int, sequence: int) -> None:
+        """Note that a worker has completed the rollout of a credit. If it was lost, a new process has.
+
+        The rollout is noted later, when its turn comes. By then, the worker may have been lost again.
+        """
+        if worker in self._reasons:
+            self._reasons_before[worker, sequence] = self._reasons.pop(worker)
 
     def add(self, lost: EpisodeStatistics) -> None:
         """Add lost episodes."""
@@ -79,7 +89,8 @@ class EpisodesInProgress:
 
     def _note_lost(self, block: Block, commits: Sequence[Commit], restarted: set[int]) -> None:
         for worker, env_ids, commit in zip(block.workers, block.env_ids_of, commits, strict=True):
-            reason, replaced = self._reasons.pop(worker, ""), {env_id for env_id, *_ in commit.replaced}
+            reason = self._reasons_before.pop((worker, commit.sequence), "")
+            replaced = {env_id for env_id, *_ in commit.replaced}
             for env_id in sorted(restarted.intersection(env_ids)):
                 episode_return, length, seconds, number = self._open[env_id - self._first].item()
                 if length:

@@ -95,6 +95,7 @@ class RolloutQueue:
             case Committed(worker, commit):
                 key = CreditKey(worker, commit.sequence)
                 if self.scheduler.commit(key):
+                    self.in_progress.committed(worker, commit.sequence)
                     self._commits[self.scheduler.rollout_of(key)][worker] = commit
             case Lost(worker, reason, again):
                 self._counters.failures.add(failure_of_worker(worker, reason))
