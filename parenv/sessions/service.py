@@ -33,6 +33,7 @@ class _Line:
 
     Attributes:
         commands: Requests to the engine.
+        requesting: Thread that makes a request at the moment, or ``None``.
         started: Spaces of the environments, once all workers are ready, or the exception of the start.
         refusal: Exception for every further request, or ``None`` while the pool is open.
         crew: Crew of the workers, once it is made.
@@ -41,7 +42,9 @@ class _Line:
     """
 
     def __init__(self, plan: SessionPlan) -> None:
-        self.lock = threading.Lock()
+        # While a thread has the lock, garbage collection may end a session, and a signal handler may close the pool.
+        self.lock = threading.RLock()
+        self.requesting: int | None = None
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.wake_up = None if plan.inline else WakeUp()
         self.started: concurrent.futures.Future[tuple[Any, ...]] = concurrent.futures.Future()
@@ -55,9 +58,13 @@ class _Line:
         with self.lock:
             if self.refusal is not None:
                 return False
-            self.commands.put(command)
-            if self.wake_up is not None:
-                self.wake_up.notify()
+            outer, self.requesting = self.requesting, threading.get_ident()
+            try:
+                self.commands.put(command)
+                if self.wake_up is not None:
+                    self.wake_up.notify()
+            finally:
+                self.requesting = outer
             return True
 
     def take_crew(self, crew: Crew) -> None:
@@ -167,7 +174,8 @@ def _end(owner: Owner, line: _Line, thread: threading.Thread) -> None:
     """Close a pool, and wait until all workers have ended."""
     if owner.is_here:
         line.close(_closed())
-        if threading.current_thread() is not thread:
+        # The thread of the pool cannot end while a signal handler interrupts a request. The next close waits.
+        if threading.current_thread() is not thread and line.requesting != threading.get_ident():
             thread.join(EXIT_S)
 
 

@@ -36,6 +36,7 @@ from parenv.errors import (
     SessionLostError,
     SubEnvironmentError,
 )
+from parenv.sessions import service
 
 LATE_S = 120.0
 INLINE, FORKS, SPAWNED, THREADS, ELSEWHERE, HOSTS = "in_process", "forks", "spawned", "threads", "other_python", "hosts"
@@ -758,6 +759,45 @@ def test_environments_are_recycled_and_workers_set_up() -> None:
             with pool.session_sync() as env:
                 episodes.append(env.reset()[0])
     assert episodes == ["episode 1", "episode 2", "episode 1", "episode 2", "episode 1"]
+
+
+@pytest.mark.parametrize("event", ["garbage", "close"])
+def test_an_event_in_the_middle_of_a_request_of_the_same_thread_is_no_deadlock(
+    event: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "EXIT_S", 1000.0)
+    pool = SessionPool(Ledger, num_envs=1)
+    line = pool._service._line
+    garbage = [pool.session_sync()]
+
+    class Commands:
+        """Commands of the pool. During one, garbage collection ends a session, or a signal handler closes the pool."""
+
+        def __init__(self, commands: Any) -> None:
+            self.get, self.get_nowait, self._put = commands.get, commands.get_nowait, commands.put
+
+        def put(self, command: Any) -> None:
+            line.commands = before
+            garbage.clear()
+            if event == "close":
+                pool.close()
+            self._put(command)
+
+    before, line.commands = line.commands, Commands(line.commands)  # type: ignore[assignment]
+    ends: list[Any] = []
+
+    def one() -> None:
+        try:
+            with pool, pool.session_sync() as env:
+                ends.append(env.reset()[0])
+        except PoolClosedError:
+            ends.append("refused")
+
+    thread = threading.Thread(target=one, daemon=True)
+    thread.start()
+    thread.join(LATE_S)
+    assert ends == [{"garbage": "episode 1", "close": "refused"}[event]]
+    until(lambda: not processes_left())
 
 
 def test_a_step_costs_one_message_each_way() -> None:
