@@ -12,6 +12,7 @@ import importlib
 import os
 import platform
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -52,6 +53,8 @@ def imitate(name: str) -> None:
     if name == "win32":
         imitate_windows_locks(pytest.MonkeyPatch())
         _take(NOT_ON_WINDOWS)
+        # On Windows, shutil.rmtree has no descriptors of folders. Since Python 3.13 they need os.O_NONBLOCK.
+        shutil._use_fd_functions = shutil.rmtree.avoids_symlink_attacks = False  # type: ignore[attr-defined]
         for module in MODULES_NOT_ON_WINDOWS:
             sys.modules[module] = None  # type: ignore[assignment]  # An import of it raises ModuleNotFoundError.
     # The workers of a simulated macOS are processes of this system.
