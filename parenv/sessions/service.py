@@ -33,7 +33,6 @@ class _Line:
 
     Attributes:
         commands: Requests to the engine.
-        requesting: Thread that makes a request at the moment, or ``None``.
         started: Spaces of the environments, once all workers are ready, or the exception of the start.
         refusal: Exception for every further request, or ``None`` while the pool is open.
         crew: Crew of the workers, once it is made.
@@ -44,7 +43,6 @@ class _Line:
     def __init__(self, plan: SessionPlan) -> None:
         # While a thread has the lock, garbage collection may end a session, and a signal handler may close the pool.
         self.lock = threading.RLock()
-        self.requesting: int | None = None
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.wake_up = None if plan.inline else WakeUp()
         self.started: concurrent.futures.Future[tuple[Any, ...]] = concurrent.futures.Future()
@@ -58,13 +56,9 @@ class _Line:
         with self.lock:
             if self.refusal is not None:
                 return False
-            outer, self.requesting = self.requesting, threading.get_ident()
-            try:
-                self.commands.put(command)
-                if self.wake_up is not None:
-                    self.wake_up.notify()
-            finally:
-                self.requesting = outer
+            self.commands.put(command)
+            if self.wake_up is not None:
+                self.wake_up.notify()
             return True
 
     def take_crew(self, crew: Crew) -> None:
@@ -174,8 +168,9 @@ def _end(owner: Owner, line: _Line, thread: threading.Thread) -> None:
     """Close a pool, and wait until all workers have ended."""
     if owner.is_here:
         line.close(_closed())
-        # The thread of the pool cannot end while a signal handler interrupts a request. The next close waits.
-        if threading.current_thread() is not thread and line.requesting != threading.get_ident():
+        # If a signal handler interrupts this thread while it has the lock, the thread of the pool cannot end before the
+        # handler does. The next close waits. An RLock stores its thread in the same step that takes it.
+        if threading.current_thread() is not thread and not line.lock._is_owned():  # type: ignore[attr-defined]
             thread.join(EXIT_S)
 
 

@@ -761,9 +761,9 @@ def test_environments_are_recycled_and_workers_set_up() -> None:
     assert episodes == ["episode 1", "episode 2", "episode 1", "episode 2", "episode 1"]
 
 
-@pytest.mark.parametrize("event", ["garbage", "close"])
-def test_an_event_in_the_middle_of_a_request_of_the_same_thread_is_no_deadlock(
-    event: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("event", "within"), [("garbage", "request"), ("close", "request"), ("close", "close")])
+def test_an_event_in_the_middle_of_a_request_or_close_of_the_same_thread_is_no_deadlock(
+    event: str, within: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "EXIT_S", 1000.0)
     pool = SessionPool(Ledger, num_envs=1)
@@ -783,20 +783,25 @@ def test_an_event_in_the_middle_of_a_request_of_the_same_thread_is_no_deadlock(
                 pool.close()
             self._put(command)
 
-    before, line.commands = line.commands, Commands(line.commands)  # type: ignore[assignment]
-    ends: list[Any] = []
+    before, ends = line.commands, list[Any]()
 
     def one() -> None:
         try:
-            with pool, pool.session_sync() as env:
-                ends.append(env.reset()[0])
+            with pool:
+                if within == "request":
+                    line.commands = Commands(before)  # type: ignore[assignment]
+                with pool.session_sync() as env:
+                    ends.append(env.reset()[0])
+                if within == "close":
+                    line.commands = Commands(before)  # type: ignore[assignment]
         except PoolClosedError:
             ends.append("refused")
 
     thread = threading.Thread(target=one, daemon=True)
     thread.start()
     thread.join(LATE_S)
-    assert ends == [{"garbage": "episode 1", "close": "refused"}[event]]
+    assert not thread.is_alive()
+    assert ends == ["refused" if (event, within) == ("close", "request") else "episode 1"]
     until(lambda: not processes_left())
 
 
