@@ -31,7 +31,7 @@ class CentralSession(EvaluationSession):
     """
 
     def __init__(self, plan: EvaluationPlan) -> None:
-        # A copy, because acting moves a module to its device. Nothing has started yet if there is none.
+        # A copy, because acting moves a module to its device. It comes first, so no worker has started if it raises.
         policy = copied(plan.policies)[UNNAMED]
         super().__init__(plan)
         job, num_rows = plan.job, sum(plan.job.shares)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from audits import until
 from leftovers import is_fork_server
 from sampling import one_in
 
@@ -175,10 +176,7 @@ def test_nothing_is_left_however_the_driver_ends(ending: str, system: str, direc
     assert_nothing_is_left(directory, pids)
     assert errors.count("Traceback") == (ending == "exception"), errors
     # Other tests may have files there for some time.
-    deadline = time.monotonic() + LATE_S
-    while (left := in_shared_memory() - before) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+    until(lambda: in_shared_memory() <= before)
 
 
 @pytest.mark.one_in(2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from audits import LATE_S
 from gymnasium import spaces
 from policies import zeros
 from scripted_agents import (
@@ -62,7 +63,7 @@ def test_transitions_of_aec_agents_equal_those_of_a_plain_loop(mode: Any, num_en
     found: Ledger = {}
     env_steps = 0
     with named_pool(num_envs, ScriptedTurns, num_workers=num_workers, mode=mode, rollout_length=7) as pool:
-        for rollout in pool.rollouts():
+        for rollout in pool.rollouts(Stop(seconds=LATE_S)):
             env_steps += rollout.num_steps
             for rows in rollout.values():
                 delivered(rows, found)
@@ -75,6 +76,7 @@ def test_transitions_of_aec_agents_equal_those_of_a_plain_loop(mode: Any, num_en
     check(found, wanted)
     # A turn is delivered when its reward is complete, so the last turn of each agent may be missing.
     assert env_steps - sum(map(len, found.values())) <= num_envs * len(AGENTS) * (1 + (mode == "async"))
+    assert len(found) == num_envs * len(AGENTS)
 
 
 class Emptying:
