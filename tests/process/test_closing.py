@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from parenv.process import launcher
 
 LATE_S = 120.0
 PATIENT = WorkerOptions(close_timeout_s=LATE_S)
+POP_EXCEPT = dis.opmap["POP_EXCEPT"]
 
 
 class Slow(Short):
@@ -195,8 +197,12 @@ class AtLine:
         # Python ignores exceptions in callbacks of weak references, so the SystemExit of the handler would be lost.
         if f"{os.sep}parenv{os.sep}" not in frame.f_code.co_filename or is_called_by(frame, weakref.__file__):
             return None
-        self.count += event == "line"
-        if event == "line" and self.count == self.number:
+        # CPython runs no signal handler before this instruction, and an error of a trace function there makes it keep
+        # the exception that was handled, and the pool or vector env in its frames, until the process ends.
+        if event != "line" or frame.f_code.co_code[frame.f_lasti] == POP_EXCEPT:
+            return self._trace
+        self.count += 1
+        if self.count == self.number:
             self.stack = traceback.format_stack(frame)
             signal.raise_signal(self._signum)
         return self._trace
