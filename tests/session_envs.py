@@ -110,6 +110,8 @@ class Waiting(gym.Env[Any, Any]):
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         if action < 0:
             raise ValueError("the step has failed")
+        if action == 10.0:
+            raise asyncio.CancelledError("the client was cancelled")
         Waiting.at_once += 1
         await asyncio.sleep(float(action))
         most, Waiting.at_once = Waiting.at_once, Waiting.at_once - 1

@@ -193,7 +193,6 @@ class SteppingPlacement(Placement, Protocol):
 
 
 def drained(queue: deque[T]) -> list[T]:
-    """Empty a queue, and return its items."""
-    found = list(queue)
-    queue.clear()
-    return found
+    """Remove all items of a queue, and return them. Another thread may add items at any time."""
+    # An item that is added after the length was read stays in the queue.
+    return [queue.popleft() for _ in range(len(queue))]

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -35,6 +35,7 @@ from parenv.worker.job import SessionJob
 from parenv.worker.task import ENV_METHODS, Pending, PendingAnswers, Task, TaskOutput
 
 CLOSE_TIMEOUT_S = 5.0
+T = TypeVar("T")
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
@@ -69,7 +70,7 @@ class LeasedEnv:
         """
         try:
             return await getattr(self, f"_{operation}")(*arguments)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             # The state after a failed step or reset is unknown, so the next reset gets a new environment.
             self._is_broken = self._is_broken or operation in ("reset", "step")
             doing = {"step": "step", "reset": "reset"}.get(operation, "call")
@@ -77,7 +78,7 @@ class LeasedEnv:
 
     async def close(self) -> None:
         """Close the environment, whose ``close`` may be a coroutine too."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, asyncio.CancelledError):
             await _awaited(self.env.close())
 
     async def _reset(self, seed: int | None, options: Any) -> list[Any]:
@@ -203,12 +204,29 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._submitted: deque[Coroutine[Any, Any, object]] = deque()
+        self._has_notified = False
+        self._tasks: set[asyncio.Task[object]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
-        """Run a coroutine."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def submit(self, coroutine: Coroutine[Any, Any, Any], done: Callable[[Any], object]) -> None:
+        """Run a coroutine, and pass its result on in the thread of the loop."""
+        self._submitted.append(_then(coroutine, done))
+        # The loop is woken up through a pipe, which takes longer than the rest, so several coroutines share a wake-up.
+        if not self._has_notified:
+            self._has_notified = True
+            self._loop.call_soon_threadsafe(self._begin_submitted)
+
+    def result(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine, and wait for its result.
+
+        Raises:
+            TimeoutError: The time is over.
+        """
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.submit(coroutine, future.set_result)
+        return future.result(timeout_s)
 
     def close(self) -> None:
         """End the loop. Coroutines that have not ended then are dropped."""
@@ -216,6 +234,15 @@ class EventLoop:
         self._thread.join(CLOSE_TIMEOUT_S)
         if not self._loop.is_running():
             self._loop.close()
+
+    def _begin_submitted(self) -> None:
+        # What is added after this line has the loop notified again, and the next line sees everything before.
+        self._has_notified = False
+        while self._submitted:
+            # The loop refers to its tasks weakly.
+            task = self._loop.create_task(self._submitted.popleft())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
 
 class InLoop:
@@ -232,17 +259,17 @@ class InLoop:
 
     def begin(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         """Do the operation in the loop, or begin it."""
-        future, done = self._loop.submit(self._leased.do(operation, *arguments)), self._done
-        if done is None:
-            return future.result()
+        coroutine = self._leased.do(operation, *arguments)
+        if self._done is None:
+            return self._loop.result(coroutine)
         pending = Pending()
-        future.add_done_callback(lambda future: done(pending, future.result()))
+        self._loop.submit(coroutine, partial(self._done, pending))
         return pending
 
     def close(self) -> None:
         """Close the environment in the loop."""
         with contextlib.suppress(TimeoutError):
-            self._loop.submit(self._leased.close()).result(CLOSE_TIMEOUT_S)
+            self._loop.result(self._leased.close(), CLOSE_TIMEOUT_S)
 
 
 class SessionTask(Task):
@@ -262,7 +289,7 @@ class SessionTask(Task):
         env_ids = job.env_ids(sender.worker)
         self.completed = WakeUp() if job.at_once and len(env_ids) > 1 else None
         self._answers: deque[tuple[Pending, Any]] = deque()
-        self._has_notified = False
+        self._lock = threading.Lock()
         with contextlib.ExitStack() as stack:
             if self.completed is not None:
                 stack.callback(self.completed.close)
@@ -287,11 +314,10 @@ class SessionTask(Task):
 
     def play_for(self, seconds: float) -> PendingAnswers:
         """Return the answers that are complete."""
-        if self.completed is not None and self._has_notified:
-            self.completed.take()
-            # A thread that adds an answer after this line notifies again, and the next line sees all earlier answers.
-            self._has_notified = False
-        return drained(self._answers)
+        with self._lock:
+            if self.completed is not None and self._answers:
+                self.completed.take()
+            return drained(self._answers)
 
     def close(self) -> None:
         """Close all environments."""
@@ -310,15 +336,19 @@ class SessionTask(Task):
             loop = EventLoop()
             stack.callback(loop.close)
             used = [InLoop(one, loop, None if self.completed is None else self._done) for one in leased]
+            for lane in lanes:
+                lane.end()
         for one in used:
             stack.callback(one.close)
         return used
 
     def _done(self, pending: Pending, answer: Any) -> None:
-        self._answers.append((pending, answer))
-        if self.completed is not None and not self._has_notified:
-            self._has_notified = True
-            self.completed.notify()
+        """Take an answer in the thread that has it."""
+        # Without the lock, threads could notify after all answers are taken, and the worker would wake up for ever.
+        with self._lock:
+            if self.completed is not None and not self._answers:
+                self.completed.notify()
+            self._answers.append((pending, answer))
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -335,6 +365,10 @@ def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return end.value
     coroutine.close()
     raise RuntimeError("step and reset must both be coroutines, or neither")
+
+
+async def _then(coroutine: Coroutine[Any, Any, T], done: Callable[[T], object]) -> None:
+    done(await coroutine)
 
 
 async def _awaited(value: Any) -> Any:

@@ -35,6 +35,7 @@ from parenv.errors import (
     PoolClosedError,
     SessionLostError,
     SubEnvironmentError,
+    WorkerError,
 )
 from parenv.sessions import service
 
@@ -553,10 +554,15 @@ def test_coroutines_of_environments_share_an_event_loop_and_wait_at_once() -> No
     run(main())
 
 
-@pytest.mark.parametrize("more", [{}, {"num_workers": 0}])
+@pytest.mark.parametrize("more", [{}, {"num_workers": 0}, {"envs_per_worker": 2}])
 def test_coroutines_of_single_environments_work_too(more: dict[str, Any]) -> None:
     async def main() -> None:
         async with SessionPool(Waiting, num_envs=2, **more) as pool, pool.session() as env:
+            await env.reset()
+            assert (await env.step(0.0))[0] == 1
+            # The environment has cancelled something of its own, and the session is not cancelled by that.
+            with pytest.raises(WorkerError, match=r"CancelledError: the client was cancelled"):
+                await env.step(10.0)
             await env.reset()
             assert (await env.step(0.0))[0] == 1
 
