@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import heapq
 import logging
@@ -9,8 +10,9 @@ import math
 import reprlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from gymnasium.error import ResetNeeded
@@ -40,10 +42,16 @@ LEASE_OVER, POOL_CLOSED = "lease_over", "pool_closed"
 
 
 class Reply(Protocol):
-    """Receiver of the answer to a request."""
+    """Receiver of the answer to a request.
 
-    def settle(self, value: Any, error: BaseException | None) -> bool:
-        """Take the answer; return ``False`` if the event loop of the session is closed."""
+    Attributes:
+        loop: Event loop in whose thread it takes the answer, or ``None`` for any thread.
+    """
+
+    loop: asyncio.AbstractEventLoop | None
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        """Take the answer."""
 
 
 @dataclass(eq=False)
@@ -80,6 +88,15 @@ class Lease:
     reply: Reply | None = None
 
 
+class Answer(NamedTuple):
+    """An answer, who gets it, and the session that ends if its event loop is closed."""
+
+    reply: Reply
+    value: Any
+    error: BaseException | None
+    lease: Lease | None = None
+
+
 class Asked(NamedTuple):
     """A request to an environment: the operation, its arguments, and who gets the answer."""
 
@@ -100,6 +117,8 @@ class ResetAhead:
         reply: Receiver of the answer, once a session has requested it.
     """
 
+    loop = None
+
     def __init__(self, seed: int, options: Any) -> None:
         self._arguments = seed, options
         self.answer: tuple[Any, BaseException | None] | None = None
@@ -117,10 +136,9 @@ class ResetAhead:
         """True if the environment has raised an exception."""
         return self.answer is not None and self.answer[1] is not None
 
-    def settle(self, value: Any, error: BaseException | None) -> bool:
+    def settle(self, value: Any, error: BaseException | None) -> None:
         """Take the answer of the environment, for the session that requests it later."""
         self.answer = value, error
-        return True
 
 
 @dataclass(eq=False)
@@ -130,6 +148,7 @@ class LeasableEnv:
     Args:
         worker: Worker that has it.
         row: Its index there.
+        heard: Function that notes that it has answered.
         tray: Memory for large arrays of its answers.
 
     Attributes:
@@ -143,6 +162,7 @@ class LeasableEnv:
 
     worker: int
     row: int
+    heard: Callable[[], object]
     tray: Tray = field(default_factory=Tray)
     lease: Lease | None = None
     asked: deque[Asked] = field(default_factory=deque)
@@ -167,10 +187,13 @@ class Engine:
     def __init__(self, plan: SessionPlan, wake_up: WakeUp | None, made: Callable[[Crew], object]) -> None:
         self._plan, job = plan, plan.job
         self._leases = Leases(plan.num_envs, plan.reset_ahead)
-        self._envs = [LeasableEnv(worker, row) for worker, share in enumerate(job.shares) for row in range(share)]
-        self._deadlines: list[tuple[float, int]] = []
         self._answered: deque[int] = deque()
-        self._outbox: deque[tuple[Reply, Any, BaseException | None, Lease | None]] = deque()
+        places = [(worker, row) for worker, share in enumerate(job.shares) for row in range(share)]
+        self._envs = [
+            LeasableEnv(worker, row, partial(self._answered.append, i)) for i, (worker, row) in enumerate(places)
+        ]
+        self._deadlines: list[tuple[float, int]] = []
+        self._outbox: list[Answer] = []
         self._known: dict[int, Lease] = {}
         limits = plan.options.step_timeout_s, plan.options.reset_timeout_s
         self._watchdog = Watchdog(len(self._envs), min([FOREVER_S, *(limit for limit in limits if limit)]))
@@ -263,10 +286,11 @@ class Engine:
     def deliver(self) -> None:
         """Pass all answers on, in their order. The statistics count what they tell already."""
         while self._outbox:
-            reply, value, error, lease = self._outbox.popleft()
-            if not reply.settle(value, error) and lease is not None:
-                # The event loop of the session is closed, so the session cannot end itself.
-                self.end(lease)
+            answers, self._outbox = self._outbox, []
+            for answer in settle(answers):
+                if answer.lease is not None:
+                    # The event loop of the session is closed, so the session cannot end itself.
+                    self.end(answer.lease)
 
     def listen(self) -> None:
         """Wait for workers, for a request of another thread or for a time limit, and handle what has happened.
@@ -323,7 +347,7 @@ class Engine:
             if reply.reply is None:
                 return
             reply = reply.reply
-        self._outbox.append((reply, value, error, lease))
+        self._outbox.append(Answer(reply, value, error, lease))
 
     def _reset_arguments(self, lease: Lease, seed: int | None, options: Any) -> tuple[Any, Any]:
         if not lease.has_reset:
@@ -371,9 +395,7 @@ class Engine:
             asked = env.asked[0]
             try:
                 arguments = env.row, asked.operation, *asked.arguments
-                env.call = self._crew.calls.begin(
-                    "session", {env.worker: arguments}, heard=lambda: self._answered.append(index)
-                )
+                env.call = self._crew.calls.begin("session", {env.worker: arguments}, heard=env.heard)
             except Exception as error:  # The arguments cannot be pickled.
                 env.asked.popleft()
                 self._tell(asked.reply, None, error)
@@ -479,6 +501,29 @@ class Engine:
             limit_s = math.inf if limit_s is None or env.call is None else limit_s
             if self._watchdog.look(index, now, env.call, limit_s):
                 self._crew.time_out(env.worker, f"{'reset' if is_reset else 'step'}_timeout_s={limit_s:g}")
+
+
+def settle(answers: Iterable[Answer]) -> Sequence[Answer]:
+    """Pass answers on in their order, from any thread; return those whose event loop is closed."""
+    # An event loop is woken up through a pipe. That takes longer than an answer does, so it gets all of them at once.
+    of_loops: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
+    for answer in answers:
+        if answer.reply.loop is None:
+            answer.reply.settle(answer.value, answer.error)
+        else:
+            of_loops.setdefault(answer.reply.loop, []).append(answer)
+    not_settled: list[Answer] = []
+    for loop, its_answers in of_loops.items():
+        try:
+            loop.call_soon_threadsafe(_settle_here, its_answers)
+        except RuntimeError:  # The event loop is closed.
+            not_settled += its_answers
+    return not_settled
+
+
+def _settle_here(answers: Iterable[Answer]) -> None:
+    for answer in answers:
+        answer.reply.settle(answer.value, answer.error)
 
 
 def _without_env(lease: Lease) -> ParenvError:

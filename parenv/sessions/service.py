@@ -8,6 +8,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from operator import methodcaller
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -17,7 +18,7 @@ from parenv.crew.crew import Crew
 from parenv.errors import PoolClosedError, shorten
 from parenv.process.forks import Owner
 from parenv.process.wake_up import WakeUp
-from parenv.sessions.engine import Engine, Lease, Reply
+from parenv.sessions.engine import Answer, Engine, Lease, Reply, settle
 from parenv.sessions.plan import SessionPlan
 from parenv.sessions.statistics import SessionStatistics
 
@@ -38,6 +39,7 @@ class _Line:
         crew: Crew of the workers, once it is made.
         finalizer: What closes the pool when it is garbage.
         statistics: Statistics of the engine, as of its last answers.
+        is_notified: Whether the engine will look for requests without a further notification.
     """
 
     def __init__(self, plan: SessionPlan) -> None:
@@ -46,6 +48,7 @@ class _Line:
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.wake_up = None if plan.inline else WakeUp()
         self.started: concurrent.futures.Future[tuple[Any, ...]] = concurrent.futures.Future()
+        self.is_notified = False
         self.refusal: Exception | None = None
         self.crew: Crew | None = None
         self.finalizer: weakref.finalize[..., Any] | None = None
@@ -57,9 +60,16 @@ class _Line:
             if self.refusal is not None:
                 return False
             self.commands.put(command)
-            if self.wake_up is not None:
+            if self.wake_up is not None and not self.is_notified:
                 self.wake_up.notify()
+                # A signal handler may raise an exception here. It leaves one notification too many, and none too few.
+                self.is_notified = True
             return True
+
+    def take_notification(self) -> None:
+        """Have the next request notify again. The caller looks for requests after this."""
+        with self.lock:
+            self.is_notified = False
 
     def take_crew(self, crew: Crew) -> None:
         """Note the crew, and end its start if the pool is closed already."""
@@ -132,18 +142,19 @@ class Service:
 
     def join(self, lease: Lease, reply: Reply) -> None:
         """Put a session at the end of the queue."""
-        self._request(lambda engine: engine.join(lease, reply))
+        self._request(methodcaller("join", lease, reply))
 
     def ask(self, lease: Lease, operation: str, arguments: tuple[Any, ...], reply: Reply) -> None:
         """Request an operation of the environment of a session."""
         if lease.lost is not None:
             reply.settle(None, lease.lost)
             return
-        self._request(lambda engine: engine.ask(lease, operation, arguments, reply))
+        # A closure would be six objects for the garbage collector, whose time grows with the sessions that wait.
+        self._request(methodcaller("ask", lease, operation, arguments, reply))
 
     def end(self, lease: Lease, reply: Reply | None = None) -> bool:
         """End a session; return whether the reply will be settled. This never waits and never raises."""
-        return self._owner.is_here and self._line.submit(lambda engine: engine.end(lease, reply))
+        return self._owner.is_here and self._line.submit(methodcaller("end", lease, reply))
 
     def close(self, wait: bool = True) -> None:
         """Close the pool; with ``wait``, return when all workers have ended. Idempotent."""
@@ -226,21 +237,22 @@ class _NotStarted:
 
     def join(self, lease: Lease, reply: Reply) -> None:
         """Refuse a session."""
-        reply.settle(None, self._line.refusal)
+        settle([Answer(reply, None, self._line.refusal)])
 
     def ask(self, lease: Lease, operation: str, arguments: tuple[Any, ...], reply: Reply) -> None:
         """Refuse an operation."""
-        reply.settle(None, self._line.refusal)
+        settle([Answer(reply, None, self._line.refusal)])
 
     def end(self, lease: Lease, reply: Reply | None = None) -> None:
         """Only answer, because no session has an environment."""
         if reply is not None:
-            reply.settle(None, None)
+            settle([Answer(reply, None, None)])
 
 
 def _run_commands(engine: Engine | _NotStarted, line: _Line) -> None:
     """Do what other threads have requested; wait for a request if the environments are in this process and idle."""
     patience_s = 0.0 if line.wake_up is not None or line.refusal is not None else engine.patience_s
+    line.take_notification()
     try:
         line.commands.get(timeout=patience_s)(engine) if patience_s else None
         while True:

@@ -66,10 +66,10 @@ class Session(_Session):
     """
 
     async def __aenter__(self) -> Self:
-        reply = _LoopReply(asyncio.get_running_loop())
+        reply = _LoopReply(loop=asyncio.get_running_loop())
         try:
             self._service.join(self._lease, reply)
-            await reply.value()
+            _value(await reply)
         except BaseException:
             # A task may be cancelled at the moment in which it gets the environment.
             self._service.end(self._lease)
@@ -84,9 +84,9 @@ class Session(_Session):
             self._service.end(self._lease)
             return
         # A cancellation of this wait keeps nothing, because the request is made already.
-        reply = _LoopReply(asyncio.get_running_loop())
+        reply = _LoopReply(loop=asyncio.get_running_loop())
         if self._service.end(self._lease, reply):
-            await reply.value()
+            _value(await reply)
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -97,36 +97,37 @@ class Session(_Session):
             seed: Seed. Default: of the first reset, the seed of the session; later, none.
             options: Options. Default: of the first reset, the options of the session; later, none.
         """
-        observation, info = await self._answer("reset", (seed, options))
+        observation, info = _value(await self._ask("reset", (seed, options)))
         return observation, info
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take a step; return observation, reward, terminated, truncated and info."""
-        observation, reward, terminated, truncated, info = await self._answer("step", (action,))
+        observation, reward, terminated, truncated, info = _value(await self._ask("step", (action,)))
         return observation, reward, terminated, truncated, info
 
     async def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment, or return an attribute that is not callable."""
-        (value,) = await self._answer("call", ("call", name, args, kwargs))
+        (value,) = _value(await self._ask("call", ("call", name, args, kwargs)))
         return value
 
     async def get_attr(self, name: str) -> Any:
         """Return an attribute of the environment, as plain data."""
-        (value,) = await self._answer("call", ("get_attr", name))
+        (value,) = _value(await self._ask("call", ("get_attr", name)))
         return value
 
     async def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of the environment. It stays when the session ends, unless the environment is replaced."""
-        await self._answer("call", ("set_attr", [value], name))
+        _value(await self._ask("call", ("set_attr", [value], name)))
 
     async def render(self) -> Any:
         """Render the environment; return what it returns."""
         return await self.call("render")
 
-    async def _answer(self, operation: str, arguments: tuple[Any, ...]) -> Any:
-        reply = _LoopReply(asyncio.get_running_loop())
+    def _ask(self, operation: str, arguments: tuple[Any, ...]) -> _LoopReply:
+        # The caller awaits it. Each coroutine on the way would be one more object for the garbage collector.
+        reply = _LoopReply(loop=asyncio.get_running_loop())
         self._service.ask(self._lease, operation, arguments, reply)
-        return await reply.value()
+        return reply
 
 
 class SyncSession(_Session):
@@ -136,7 +137,7 @@ class SyncSession(_Session):
         reply = _ThreadReply()
         try:
             self._service.join(self._lease, reply)
-            reply.future.result()
+            reply.result()
         except BaseException:
             self._service.end(self._lease)
             raise
@@ -147,7 +148,7 @@ class SyncSession(_Session):
     ) -> None:
         reply = _ThreadReply()
         if self._service.end(self._lease, reply):
-            reply.future.result()
+            reply.result()
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, see :meth:`Session.reset`."""
@@ -180,47 +181,38 @@ class SyncSession(_Session):
     def _answer(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         reply = _ThreadReply()
         self._service.ask(self._lease, operation, arguments, reply)
-        return reply.future.result()
+        return reply.result()
 
 
-class _LoopReply:
-    """Answer for a coroutine."""
+class _LoopReply(asyncio.Future[tuple[Any, BaseException | None]]):
+    """Answer for a coroutine, with the exception that it raises."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self.get_loop()
 
-    async def value(self) -> Any:
-        """Wait for the answer, and return or raise it."""
-        value, error = await self._future
-        if error is not None:
-            raise error
-        return value
-
-    def settle(self, value: Any, error: BaseException | None) -> bool:
-        try:
-            self._loop.call_soon_threadsafe(self._set, (value, error))
-        except RuntimeError:  # The event loop is closed.
-            return False
-        return True
-
-    def _set(self, answer: tuple[Any, BaseException | None]) -> None:
+    def settle(self, value: Any, error: BaseException | None) -> None:
         # The task may have been cancelled, or the session may have been lost before.
-        if not self._future.done():
-            self._future.set_result(answer)
+        if not self.done():
+            self.set_result((value, error))
 
 
-class _ThreadReply:
+def _value(answer: tuple[Any, BaseException | None]) -> Any:
+    value, error = answer
+    if error is not None:
+        raise error
+    return value
+
+
+class _ThreadReply(concurrent.futures.Future[Any]):
     """Answer for a thread."""
 
-    def __init__(self) -> None:
-        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    loop = None
 
-    def settle(self, value: Any, error: BaseException | None) -> bool:
-        if self.future.done():
-            return True
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        if self.done():
+            return
         if error is None:
-            self.future.set_result(value)
+            self.set_result(value)
         else:
-            self.future.set_exception(error)
-        return True
+            self.set_exception(error)
