@@ -42,13 +42,11 @@ LEASE_OVER, POOL_CLOSED = "lease_over", "pool_closed"
 
 
 class Reply(Protocol):
-    """Receiver of the answer to a request.
+    """Receiver of the answer to a request."""
 
-    Attributes:
-        loop: Event loop in whose thread it takes the answer, or ``None`` for any thread.
-    """
-
-    loop: asyncio.AbstractEventLoop | None
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """Event loop in whose thread it takes the answer, or ``None`` for any thread."""
 
     def settle(self, value: Any, error: BaseException | None) -> None:
         """Take the answer."""
