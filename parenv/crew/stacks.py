@@ -8,6 +8,7 @@ from pathlib import Path
 from parenv.crew.workers import Workers
 from parenv.errors import WorkerTimeoutError, during, span
 
+_STACK = "Its stack:\n"
 _OURS = re.compile(rf'  File "({re.escape(str(Path(__file__).parent.parent))}/|<string>)')
 
 
@@ -26,7 +27,12 @@ def shown_stack(workers: Workers, worker: int) -> str:
     text = workers.stack(worker)
     if not text:
         return "Its stack is not available, because the process was stopped or blocked in the kernel."
-    return f"Its stack:\n{_of_the_user(text)}"
+    return f"{_STACK}{_of_the_user(text)}"
+
+
+def without_stack(message: str) -> str:
+    """Return the message of an error up to the stack in it."""
+    return message.partition(f" {_STACK}")[0]
 
 
 def _of_the_user(stack: str) -> str:

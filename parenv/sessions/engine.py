@@ -22,6 +22,7 @@ from parenv.crew.events import Back, Event, Lost
 from parenv.crew.failures import ended_by
 from parenv.crew.launch import start_workers
 from parenv.crew.open_call import OpenCall
+from parenv.crew.stacks import without_stack
 from parenv.crew.watchdog import Watchdog
 from parenv.crew.workers import FOREVER_S
 from parenv.envs.seeding import session_seed
@@ -452,7 +453,8 @@ class Engine:
         del self._known[lease.number]
         self._lost[reason] += 1
         if reason != POOL_CLOSED:
-            _log.warning("%s", str(error))
+            # The crew logs the stack of a process that hangs, once for all its sessions.
+            _log.warning("%s", without_stack(str(error)))
         for asked in () if lease.env is None else self._envs[lease.env].asked:
             self._tell(asked.reply, None, error)
         self._release(lease)

@@ -334,6 +334,28 @@ def test_a_session_whose_process_is_lost_gets_the_reason_and_no_other_notices(ma
     run(main())
 
 
+def test_the_stack_of_a_hung_process_is_logged_once_for_all_its_sessions(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        workers = WorkerOptions(step_timeout_s=1.0)
+        async with SessionPool(Ledger, num_envs=3, envs_per_worker=3, workers=workers) as pool:
+            entered = asyncio.Barrier(3)
+
+            async def hanging() -> None:
+                async with pool.session() as env:
+                    await env.reset()
+                    await entered.wait()
+                    await env.step("hang")
+
+            errors = await asyncio.gather(*(hanging() for _ in range(3)), return_exceptions=True)
+            # Each session has all of it in its error.
+            assert all(isinstance(error, SessionLostError) and "Its stack:" in str(error) for error in errors)
+
+    run(main())
+    lost = [record.getMessage() for record in caplog.records if "has lost its environment" in record.getMessage()]
+    assert [text.count("\n") for text in lost] == [0, 0, 0]
+    assert caplog.text.count("Its stack:") == 1
+
+
 def test_a_reset_that_kills_its_process_costs_one_session_each_time_and_never_the_pool(where: str, make: Any) -> None:
     if where in (INLINE, HOSTS):
         pytest.skip("this process would end, or it takes long")
