@@ -19,6 +19,7 @@ from parenv.evaluation.queue import EpisodeQueue, QueuedEpisode
 from parenv.evaluation.results import EvaluatedEpisode
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import header_bytes
+from parenv.placement.base import drained
 from parenv.policy.assignment import UNNAMED
 from parenv.protocol.messages import Failure
 from parenv.worker.episode_envs import AskedEpisode
@@ -92,7 +93,7 @@ class EvaluationSession:
         self._begin(queue)
         self._act()
         self._crew.listen(FOREVER_S)
-        found = [self._repeated(queue, lost) for lost in self._taken_losses()]
+        found = [self._repeated(queue, lost) for lost in drained(self._lost)]
         for call, places in list(self._asked.items()):
             if call.is_answered:
                 del self._asked[call]
@@ -181,11 +182,6 @@ class EvaluationSession:
             is_cause = is_cause and not isinstance(event.reason, HostLostError)
             self._lost.append(LostEpisode(episode, is_cause, ended_by(event.reason), str(event.reason)))
         return bool(mine)
-
-    def _taken_losses(self) -> list[LostEpisode]:
-        lost = list(self._lost)
-        self._lost.clear()
-        return lost
 
     def _repeated(self, queue: EpisodeQueue, lost: LostEpisode) -> EvaluatedEpisode | None:
         """Return an episode to the queue, or return its result if it was lost too often."""
